@@ -199,12 +199,9 @@ def read_names(tree):
 def defined_names(tree):
     nodes = list(ast.walk(tree))
     names = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    names |= {n.name for n in nodes if isinstance(n, DEFINITIONS)} | {
-        n.arg for n in nodes if isinstance(n, ast.arg)
-    }
-    return names | {
-        (n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)
-    }
+    names |= {n.name for n in nodes if isinstance(n, DEFINITIONS)}
+    names |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    return names | {(n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)}
 
 
 def with_helpers(test, given, entry, begun):
@@ -263,10 +260,8 @@ def compiles(sources) -> list[float]:
     ast and json decide here. node, gcc, g++ and javac decide behind the sandbox's walls, under its time limit (out of
     time: 0.0). If a compiler is missing, the balance of the brackets decides."""
     sources = list(sources)
-    jobs = {
-        source: (source[0], [SYNTAX], "", source[1]) for source in sources if by_compiler(*source)
-    }
-    results = dict(zip(jobs, sandbox().run(list(jobs.values())) if jobs else [], strict=True))
+    compiled = [source for source in sources if by_compiler(*source)]
+    results = dict(zip(compiled, run([(code, [SYNTAX], "", lang) for code, lang in compiled]), strict=True))
     return [
         verdict_of(results[source]) if source in results else quick_verdict(*source)
         for source in sources
@@ -321,10 +316,12 @@ def fenced(prompts, completions, language=NONE):
         language = itertools.repeat(language)
     languages = [language_of(lang) for _, lang in zip(completions, language, strict=False)]
     found = [fences.blocks(text, lang) for text, lang in zip(completions, languages, strict=True)]
-    whole = [len(blocks) == 1 and blocks[0].closed and bool(blocks[0].code.strip()) for blocks in found]
-    sources = [(found[i][0].code, languages[i]) for i, good in enumerate(whole) if good]
-    verdicts = iter(compiles(sources))
-    return [(1.0 if next(verdicts) > 0 else 0.5) if good else 0.0 for good in whole]
+    whole = [i for i, blocks in enumerate(found) if len(blocks) == 1 and blocks[0].closed and blocks[0].code.strip()]
+    verdicts = compiles((found[i][0].code, languages[i]) for i in whole)
+    scores = [0.0] * len(found)
+    for i, verdict in zip(whole, verdicts, strict=True):
+        scores[i] = 1.0 if verdict > 0 else 0.5
+    return scores
 
 
 # ---- what its tests say ----------------------------------------------------------------------------------------------
@@ -426,10 +423,12 @@ def performance(prompts, completions, tests, reference, entry=NONE):
         )
     scores = []
     for own, best in zip(measured[: len(completions)], measured[len(completions) :], strict=True):
-        speed, brevity = (
-            ((2 * best[0] + 0.05) / own[0], best[1] / own[1]) if own and best else (0.0, 0.0)
-        )
-        scores.append(None if best is None else 0.5 * min(1.0, speed) + 0.5 * min(1.0, brevity))
+        if own and best:
+            (seconds, size), (best_seconds, best_size) = own, best
+            speed, brevity = (2 * best_seconds + 0.05) / seconds, best_size / size
+            scores.append(0.5 * min(1.0, speed) + 0.5 * min(1.0, brevity))
+        else:
+            scores.append(0.0 if best else None)
     return scores
 
 
