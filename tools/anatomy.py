@@ -288,7 +288,7 @@ def pack(run: Any, state: Any, one: Iteration, name: str) -> dict[str, Any]:
         "advantages": one.advantages,
         "in_loss": one.in_loss,
         "notes": {key: value for key, value in one.notes.items() if isinstance(value, float)},
-        "updates": [update.metrics | {"completions": len(update.batch.which)} for update in one.updates],
+        "updates": [update.metrics | {"completions": len(update.after)} for update in one.updates],
         "prompts": [pack_prompt(run, one, n, total) for n in most_telling(one, total)],
     }
 

@@ -242,9 +242,7 @@ class Model(NamedTuple):
     trained: dict  # the config of the run that trained it
 
 
-def open_model(
-    folder: Any, why: str, open_as: str | None = None, dtype: str | None = None, base_bits: int | None = None
-) -> Model:
+def open_model(folder: Any, why: str, open_as: str | None, dtype: str | None, base_bits: int | None) -> Model:
     """Load the checkpoint that `checkpoint.best` chose; `why` is printed unless the folder was asked for by name.
 
     base_bits: see variants/quantized.py; None: as in training"""
@@ -259,9 +257,14 @@ def open_model(
     return Model(folder, os.stat(folder).st_mtime_ns, params, cfg, tok, trained)
 
 
+def best_in(folder: str) -> checkpoint.Found:
+    """Choose the best checkpoint in a folder, which is downloaded or made first if need be."""
+    return checkpoint.best(data.local_copy(data.prepare(folder)))
+
+
 def check_open_as(folder: str, open_as: str) -> None:
     """Raise an error if a run wrote the folder: it recorded the family of its model, so open_as is not used."""
-    found = checkpoint.best(data.local_copy(data.prepare(folder))).folder
+    found = best_in(folder).folder
     known = checkpoint.family_to_open(found, open_as)
     if known != open_as:
         raise ValueError(f"--open_as={open_as}: the run that wrote {found} says of which family its model is"
@@ -271,27 +274,25 @@ def check_open_as(folder: str, open_as: str) -> None:
 def find_model(
     folder: str, open_as: str | None = None, dtype: str | None = None, base_bits: int | None = None
 ) -> Model:
-    """Open the best checkpoint in a folder; it is downloaded or made first if need be."""
-    path = data.local_copy(data.prepare(folder))
+    """Open the checkpoint that `best_in` chooses."""
     open_it = functools.partial(open_model, open_as=open_as, dtype=dtype, base_bits=base_bits)
-    return checkpoint.retry_if_deleted(lambda: checkpoint.best(path), open_it)
+    return checkpoint.retry_if_deleted(functools.partial(best_in, folder), open_it)
 
 
-def as_numbers(params, cfg):
-    """Make numbers of the matrices of a run that was trained in few bits, with its adapters merged in."""
-    if not any(map(kernels.is_packed, params["blocks"].values())):
-        return params
+def as_numbers(one):
+    """Make numbers of the matrices of a Model that was trained in few bits, with its adapters merged in."""
+    if not any(map(kernels.is_packed, one.params["blocks"].values())):
+        return one
     from variants import quantized
 
-    return quantized.merged(params, cfg.dtype)
+    return one._replace(params=quantized.merged(one.params, one.cfg.dtype))
 
 
 def write_page(options, asked, loaded):
     """Write the page that --page asks for."""
     from tools import page
 
-    beside = [find_model(options.beside)] if options.beside else []
-    models = [loaded, *(other._replace(params=as_numbers(other.params, other.cfg)) for other in beside)]
+    models = [loaded] + ([as_numbers(find_model(options.beside))] if options.beside else [])
     trained = models[-1].trained
     n_new = options.max_new_tokens or trained.get("max_new_tokens", 128)
     plan = make_plan(asked.plan, 1, [([loaded.cfg.mask_id] * n_new, 1)], models[-1])
@@ -431,11 +432,10 @@ def run(options: argparse.Namespace) -> int:
     if options.explain:
         from tools import doctor
 
-        path = data.local_copy(data.prepare(options.folder))
-        return doctor.explain(checkpoint.best(path).folder, options.open_as, options.dtype)
+        return doctor.explain(best_in(options.folder).folder, options.open_as, options.dtype)
     loaded = find_model(options.folder, options.open_as, options.dtype, options.base_bits)
     if options.page or options.export:
-        loaded = loaded._replace(params=as_numbers(loaded.params, loaded.cfg))
+        loaded = as_numbers(loaded)
     if options.as_published:
         asked = as_published(options, asked, loaded)
     if options.page:
