@@ -175,10 +175,8 @@ def changed(cfg: ModelConfig, **changes: Any) -> ModelConfig:
     It is a denoiser's unless causal=True is among the changes."""
     values = {"causal": False, **changes}
     if values["causal"]:
-        values |= {"shift": True, "block_causal": None, "causal_text": False}
-    if values.get("shift", cfg.shift):
-        values["causal_text"] = False
-    if not values.get("block_causal", block_of(cfg)):
+        values |= {"shift": True, "block_causal": None}
+    if values.get("shift", cfg.shift) or not values.get("block_causal", block_of(cfg)):
         values["causal_text"] = False
     return dataclasses.replace(cfg, **values)
 
@@ -264,10 +262,9 @@ def costs(reader: Reader, stated: ModelConfig) -> Iterable[str]:
     token_loss(reader.params, x, x, stated).block_until_ready()
     per_token = (time.perf_counter() - start) / x.size
     new, prompt = 128, WIDTH
-    passes = new if stated.causal else 32
-    width = 1 if stated.causal else block_of(stated) or prompt + new
+    passes, width = (new, 1) if stated.causal else (32, prompt + new)
     if block := block_of(stated):
-        passes = max(passes, -(-new // block))
+        passes, width = max(passes, -(-new // block)), block
     yield (f"sampling: {1 / per_token:,.0f} tokens per second in a pass; {new} tokens in {passes} passes take at least "
            f"{passes * width * per_token:.2g} s")  # fmt: skip
     order = "left" if stated.causal else "confidence"
