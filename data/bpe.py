@@ -247,7 +247,7 @@ def read_own(path: Path) -> Tokenizer | None:
             roles={role: config[f"{role}_token"] for role in SPECIALS},
             visible=[token["content"] for token in spec["added_tokens"] if not token["special"]],
             bos=(config["bos_token"],) if config.get("add_bos_token") else (),
-            extra=settings_of(config),
+            extra={key: config[key] for key in SETTINGS if key in config},
         )
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
         return None
@@ -261,11 +261,6 @@ def own(spec: dict[str, Any], specials: dict[str, int], **parts: Any) -> Tokeniz
     vocab = {to_bytes(text): i for text, i in spec["model"]["vocab"].items() if text not in specials}
     tok = Tokenizer(vocab, specials, **parts)
     return tok if tok.content() == spec else None
-
-
-def settings_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Take from tokenizer_config.json what a Tokenizer keeps."""
-    return {key: config[key] for key in SETTINGS if key in config}
 
 
 OPENERS: dict[str, Callable[[Path], Any]] = {"ours": read_own}  # foreign.py adds "others"

@@ -15,6 +15,7 @@ from data.bpe import (
     FLAGS,
     OPENERS,
     OWN_PATTERN,
+    SETTINGS,
     SPECIALS,
     UNKNOWN,
     Tokenizer,
@@ -23,7 +24,6 @@ from data.bpe import (
     own,
     read_json,
     regular_file,
-    settings_of,
     to_bytes,
 )
 
@@ -134,7 +134,8 @@ def from_spec(spec, file):
     roles, specials = find_roles(file, config, vocab, {text: token["id"] for text, token in added.items()})
     bos = find_bos(config, spec.get("post_processor"))
     visible = [text for text, token in added.items() if not token["special"]]
-    parts = {"roles": roles, "bos": bos, "visible": visible, "extra": settings_of(config)}
+    extra = {key: config[key] for key in SETTINGS if key in config}
+    parts = {"roles": roles, "bos": bos, "visible": visible, "extra": extra}
     if is_ours and (tok := own(spec, specials, **parts)):
         return tok
     added |= {text: {"id": i, "content": text} | FLAGS for text, i in specials.items() if text not in added}

@@ -87,7 +87,8 @@ def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
     rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in columns.items() if theirs})
     for choose in sections.used(ROWS, cfg).values():
         rows = choose(rows, split, cfg)
-    if (limit := keys.limit) and split == "train":
+    limit = keys.limit
+    if limit and split == "train":
         n = round(limit * len(rows) if limit < 1 else limit)
         if not n:
             raise ValueError(f"limit={limit} of the {len(rows)} rows of {cfg.dataset}/{split} is not one row")

@@ -54,7 +54,8 @@ def sudoku_lines(size):
 
 def options(cells):
     """Find the digits that each empty cell (0) of a sudoku can still have -> {cell: digits}."""
-    n, lines = math.isqrt(len(cells)), sudoku_lines(len(cells))
+    n = math.isqrt(len(cells))
+    lines = sudoku_lines(len(cells))
     taken = [{0} for _ in range(3 * n)]
     for value, places in zip(cells, lines, strict=True):
         for line in places:
@@ -77,9 +78,9 @@ def solutions(cells, order=sorted):
 
 @functools.lru_cache(4096)
 def only_solution(cells):
-    """Solve a sudoku, the tuple of its cells by rows (0: empty) -> the list of all cells; None unless there is exactly
-    one solution."""
-    found = list(itertools.islice(solutions(list(cells)), 2))
+    """Solve a sudoku, the tuple of its cells by rows (0: empty) -> all its cells; None unless there is exactly one
+    solution."""
+    found = list(itertools.islice(solutions(cells), 2))
     return found[0] if len(found) == 1 else None
 
 
