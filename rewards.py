@@ -179,6 +179,8 @@ def as_columns(rows: Sequence[dict]) -> dict[str, list]:
 
 
 TEXTS = "prompts", "completions", "log_extra", "log_metric"  # arguments that are no columns
+# Other names of columns, unless a data set has columns of these names.
+ALSO = {"reference": "completion", "answer": "completion", "solution": "reference", "completion_ids": "token_ids"}
 
 
 def arguments(name: str, fn: Reward, columns: dict) -> dict:
@@ -187,12 +189,9 @@ def arguments(name: str, fn: Reward, columns: dict) -> dict:
     A reward with **kwargs takes all. The column `completion` of a data set is also called reference, solution and, if
     there is no other, answer; token_ids is also called completion_ids.
     """
-    if "completion" in columns:
-        columns = {"reference": columns["completion"], "answer": columns["completion"], **columns}
-    if "reference" in columns:
-        columns = {"solution": columns["reference"], **columns}
-    if "token_ids" in columns:
-        columns = {"completion_ids": columns["token_ids"], **columns}
+    for also, column in ALSO.items():
+        if column in columns:
+            columns = {also: columns[column]} | columns
     taken = {}
     for p in inspect.signature(fn).parameters.values():
         if p.kind is p.VAR_KEYWORD:
@@ -370,6 +369,11 @@ def changed(cfg):
     return change
 
 
+def weights_of(cfg: Any, fns: Any) -> tuple[float, ...]:
+    """Return the weights of a run's rewards, of which there are as many as in `fns`."""
+    return cfg.reward_weights or (1.0,) * len(fns)
+
+
 def already_scored(scores):
     """Make a reward that returns these scores."""
 
@@ -390,7 +394,7 @@ def score(
     """
     from system import hosts  # whoever only calls rewards needs no jax
 
-    weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(eval_only)
+    weights = weights_of(cfg, fns) + (0.0,) * len(eval_only)
     repeated = [row for row in rows for _ in range(n_each)]
     columns = as_columns(repeated) | {
         "groups": np.repeat(np.arange(len(rows)), n_each).tolist(),
@@ -419,17 +423,13 @@ def score(
 
 def reward_table(parts: dict[str, np.ndarray], cfg: Any, fns: dict) -> np.ndarray:
     """Stack the trained rewards {name: (B,)} -> (R, B); one that weighs nothing has no opinion (nan)."""
-    weights = cfg.reward_weights or (1.0,) * len(fns)
-    rows = []
-    for name, weight in zip(fns, weights, strict=True):
-        rows.append(np.where(weight, parts[name], np.nan))
-    return np.stack(rows)
+    weights = zip(fns, weights_of(cfg, fns), strict=True)
+    return np.stack([np.where(weight, parts[name], np.nan) for name, weight in weights])
 
 
 def total_rewards(table, cfg) -> np.ndarray:
     """Add up the weighted rewards of a table (R, N, G) -> (N, G), nan where no reward has an opinion."""
-    weights = np.array(cfg.reward_weights or (1.0,) * len(table))
-    weighted = weights[:, None, None] * table
+    weighted = np.reshape(weights_of(cfg, table), (-1, 1, 1)) * table
     return np.where(np.isnan(table).all(0), np.nan, np.nansum(weighted, 0))
 
 
@@ -440,7 +440,7 @@ def advantage_settings(table, cfg) -> dict[str, Any]:
         raise ValueError(f"adv_norm='mean' divides by the mean reward of a group, so rewards must not be negative, but "
                          f"one is {lowest:g}: take another reward, or adv_norm='group'")  # fmt: skip
     return {
-        "weights": cfg.reward_weights or (1.0,) * len(table),
+        "weights": weights_of(cfg, table),
         "baseline": cfg.adv_baseline,
         "scale": cfg.adv_norm,
         "eps": cfg.adv_eps,

@@ -203,11 +203,11 @@ def read_rows(path: Path, names: dict[str, str] | None = None) -> list[Row]:
 
 def parse_rows(path, suffix, names):
     """Read the rows of a file of the kind that its suffix, one of SUFFIXES, says."""
-    if suffix == ".jsonl" and path.suffix != ".gz":
-        return read_jsonl(path, regular_file(path).read_bytes().decode("utf-8-sig"), names)
-    from data import readers  # our data sets are JSON Lines
+    is_zipped = path.suffix == ".gz"
+    if is_zipped or suffix != ".jsonl":
+        from data import readers  # our data sets are JSON Lines
 
-    raw = readers.unzip(path) if path.suffix == ".gz" else regular_file(path).read_bytes()
+    raw = readers.unzip(path) if is_zipped else regular_file(path).read_bytes()
     if suffix == ".parquet":
         return read_list(path, readers.read_parquet(path, raw), names)
     text = raw.decode("utf-8-sig")

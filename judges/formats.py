@@ -8,7 +8,6 @@ length of the text, or by a limit of time.
 
 import ast
 import json
-import operator
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,7 +16,7 @@ from xml.parsers import expat
 
 import rewards
 from judges import helper, rules
-from judges.answers import NUMBER, as_fraction, boxed, math_answer, without_latex
+from judges.answers import NUMBER, OPERATIONS, as_fraction, boxed, math_answer, without_latex
 from judges.rules import tagged_answer
 
 # The last is a social security number. A block list knows words, not meanings: it finds only the plainest cases.
@@ -25,7 +24,6 @@ UNSAFE = (
     r"\b(?:kill (?:yourself|himself|herself|themselves)|commit suicide|(?:make|build) an? (?:pipe )?bomb|"
     r"(?:cook|make) meth(?:amphetamine)?|child porn\w*|rm -rf /|\d{3}-\d{2}-\d{4})(?!\w)"
 )
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 def fenced_blocks(text: str) -> list[str]:
@@ -51,8 +49,8 @@ def evaluate(node, pool):
 
     A ValueError if a number is not in the pool, or for any other syntax.
     """
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        return OPERATORS[type(node.op)](evaluate(node.left, pool), evaluate(node.right, pool))
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+        return OPERATIONS[type(node.op)](evaluate(node.left, pool), evaluate(node.right, pool))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         if isinstance(node.operand, ast.Constant) and -node.operand.value in pool:  # the result of an earlier step
             pool.remove(-node.operand.value)
@@ -67,13 +65,13 @@ def evaluate(node, pool):
 SEARCH_SECONDS = 2.0
 
 
-def search(pattern: str, text: str, flags: int = 0, seconds: float = SEARCH_SECONDS) -> bool:
-    """True if a pattern from a data set is found in the text; a ValueError if that takes `seconds` of CPU time."""
+def search(pattern: str, text: str, flags: int = 0) -> bool:
+    """True if a pattern from a data set is found in the text; a ValueError if that takes SEARCH_SECONDS of CPU time."""
     re.compile(pattern, flags)  # raises if the pattern is wrong
-    if (found := helper.ask(helper.SEARCH, pattern, text, flags, seconds=seconds)) is not None:
+    if (found := helper.ask(helper.SEARCH, pattern, text, flags, seconds=SEARCH_SECONDS)) is not None:
         return found
     raise ValueError(
-        f"the pattern {pattern!r} takes more than {seconds:g} s on a text of {len(text)} characters: "
+        f"the pattern {pattern!r} takes more than {SEARCH_SECONDS:g} s on a text of {len(text)} characters: "
         "write it so that a text matches in one way only, as a+ instead of (a+)+, or bound it, as a{1,9}"
     )
 

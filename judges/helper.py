@@ -1,8 +1,9 @@
 """
 Ask a helper: another process, which the kernel ends after a limit of CPU time.
 
-The matcher of `re` cannot be interrupted, and (a+)+$ takes twice as long for every additional a; a computer algebra may
-compute for hours as well. (CPU time, not wall time, so that nothing fails because the machine is busy.)
+The matcher of `re` cannot be interrupted, and (a+)+$ takes twice as long for every additional a; a computer algebra and
+a chat template (data/template.py) may compute for hours as well. (CPU time, not wall time, so that nothing fails while
+the machine is busy.)
 """
 
 import contextlib
@@ -40,14 +41,15 @@ for line in sys.stdin:
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     found = answer(*question)
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    print(int(found), flush=True)
+    print(json.dumps(found), flush=True)
 """
 running: dict[str, subprocess.Popen] = {}  # the process of each program
 one_question = threading.Lock()
 
 
-def ask(program: str, *question: Any, seconds: float) -> bool | None:
-    """Ask a helper that runs SEARCH or ALGEBRA -> its answer; None if that takes more than `seconds` of CPU time."""
+def ask(program: str, *question: Any, seconds: float) -> Any:
+    """Ask a helper that runs `program` (SEARCH, ALGEBRA) -> answer(*question), which the program defines; None if that
+    takes more than `seconds` of CPU time. Questions and answers travel as JSON."""
     with one_question:
         if program not in running:
             command = [sys.executable, "-I", "-S", "-c", LOOP, json.dumps(sys.path), program]
@@ -59,7 +61,7 @@ def ask(program: str, *question: Any, seconds: float) -> bool | None:
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps([seconds, *question]), file=process.stdin, flush=True)
         if line := process.stdout.readline():
-            return line == "1\n"
+            return json.loads(line)
         del running[program]
         with contextlib.suppress(BrokenPipeError):
             process.communicate()

@@ -20,6 +20,7 @@ import model
 from system import checkpoint, sharding
 
 MAX_LEN = 4096  # the most tokens of prompt and completion that a judge reads
+FLOOR = -20.0  # of coherence
 WIDTHS = [8 * w << i for i in range(16) for w in (2, 3)]  # of token arrays, each compiled once: 16, 24, 32, 48, 64, ...
 
 # ---- models as rewards -----------------------------------------------------------------------------------------------
@@ -57,14 +58,14 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def rate(params, tokens, cfg, valid=None):
-    """Rate texts with a judge: tokens (B, T) -> one number per text (B,). It reads the mean of the states, or in a
-    causal model the last of them."""
+def rate(params, tokens, cfg, valid):
+    """Rate texts with a judge: tokens, valid (B, T) -> one number per text (B,). It reads the mean of the states, or in
+    a causal model the last of them."""
     h = model.trunk(params, tokens, cfg, valid).astype(jnp.float32)
     if cfg.causal:
         pooled = h[:, -1]  # (B, D)
     else:
-        counts = jnp.ones(tokens.shape) if valid is None else valid.astype(jnp.float32)
+        counts = valid.astype(jnp.float32)
         total = jnp.sum(h * counts[..., None], 1)
         pooled = total / jnp.maximum(counts.sum(1, keepdims=True), 1)
     return sharding.replicate(pooled @ params["head"][:, 0])
@@ -72,13 +73,14 @@ def rate(params, tokens, cfg, valid=None):
 
 def judge(params: Any, cfg: model.ModelConfig, tok: Any, batch_size: int = 32, max_len: int = MAX_LEN) -> Callable:
     """Make a reward of a judge: the sigmoid of its score, in (0, 1); blank text scores 0."""
-    score = jax.jit(functools.partial(rate, cfg=cfg))
 
-    def score_batch(tokens, valid):
-        return score(params, tokens, valid=valid)
+    @jax.jit
+    def score(params, tokens, valid):
+        return rate(params, tokens, cfg, valid)
 
     def reward(prompts, completions):
-        scores = in_batches(score_batch, *encode(prompts, completions, tok, max_len), size=batch_size)
+        arrays = encode(prompts, completions, tok, max_len)
+        scores = in_batches(functools.partial(score, params), *arrays, size=batch_size)
         return [float(p) if text.strip() else 0.0 for p, text in zip(sigmoid(scores), completions, strict=True)]
 
     return reward
@@ -90,12 +92,11 @@ def coherence(
     tok: Any,
     batch_size: int = 32,
     max_len: int = MAX_LEN,
-    floor: float = -20.0,
 ) -> Callable:
     """Make a reward of a frozen language model: the mean log-prob per token of a completion, its end of text included.
 
     In nats, at most 0. For a denoiser it is the likelihood bound from 8 masks, the same ones for every text. Blank text
-    scores `floor`, which is lower than a uniform guess in any vocabulary; no text scores less.
+    scores FLOOR, which is lower than a uniform guess in any vocabulary; no text scores less.
     """
 
     @jax.jit
@@ -108,24 +109,24 @@ def coherence(
         length = np.array([min(len(tok.encode(text)) + 1, width) for text in completions])  # with the end of text
         completion = np.arange(width) >= width - length[:, None]
         logp = in_batches(functools.partial(bound, params), tokens, valid, completion, size=batch_size) / length
-        return [max(floor, float(p)) if text.strip() else floor for p, text in zip(logp, completions, strict=True)]
+        return [max(FLOOR, float(p)) if text.strip() else FLOOR for p, text in zip(logp, completions, strict=True)]
 
     return reward
 
 
-def load(folder: Any, dtype: str = "float32", **sizes: Any) -> dict[str, Callable]:
+def load(folder: Any, dtype: str = "float32") -> dict[str, Callable]:
     """Load a judge -> {"judge": reward}, or a language model -> {"coherence": reward}; the folder says which.
 
-    dtype: to compute in; sizes: batch_size and max_len, as `judge` and `coherence` take them."""
+    dtype: to compute in."""
     found, _ = checkpoint.best(data.local_copy(folder))
     best = checkpoint.read_run(found).get("best") or {}
     params, cfg = checkpoint.load(found, dtype)
     tok = data.Tokenizer.load(found, cfg.vocab_size)
     if not model.width(params):
-        return {"coherence": coherence(params, cfg, tok, **sizes)}
+        return {"coherence": coherence(params, cfg, tok)}
     tested = f"{best['measure']} {best['score']:.3f} on held-out texts" if best else "never tested on held-out texts"
     print(f"judge {found}: {tested}")
-    return {"judge": judge(params, cfg, tok, **sizes)}
+    return {"judge": judge(params, cfg, tok)}
 
 
 def rewards_of(cfg: Any, tok: Any, names: tuple[str, ...]) -> dict[str, Callable]:

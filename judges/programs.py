@@ -9,7 +9,6 @@ import ast
 import builtins
 import collections
 import dataclasses
-import itertools
 import json
 import re
 import shutil
@@ -38,7 +37,6 @@ class Keys(sections.Section):
         return {"timeout": self.reward_timeout, "workers": self.reward_workers, "unsafe": self.sandbox_unsafe}
 
 
-NONE = itertools.repeat(None)  # the default of an optional column: None in every row
 ALIASES = {
     **dict.fromkeys(("", "py", "pypy"), "python"),
     **dict.fromkeys(("js", "node", "nodejs", "node.js", "ecmascript", "es"), "javascript"),
@@ -199,12 +197,9 @@ def read_names(tree):
 def defined_names(tree):
     nodes = list(ast.walk(tree))
     names = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    names |= {n.name for n in nodes if isinstance(n, DEFINITIONS)} | {
-        n.arg for n in nodes if isinstance(n, ast.arg)
-    }
-    return names | {
-        (n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)
-    }
+    names |= {n.name for n in nodes if isinstance(n, DEFINITIONS)}
+    names |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    return names | {(n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)}
 
 
 def with_helpers(test, given, entry, begun):
@@ -248,9 +243,20 @@ def holds_results(node, test, entry):
     return for_effect or bool(re.fullmatch(EMPTY, ast.unparse(node.value)))
 
 
+def column(values, rows) -> list:
+    """Return a column with an entry for each of the rows: None if there is none, and a setting, a text, in each."""
+    return [values] * len(rows) if values is None or isinstance(values, str) else list(values)
+
+
+def languages_of(language, rows) -> list[str]:
+    """Return our names of the languages of rows. language: their column, a setting or None."""
+    return [*map(language_of, column(language, rows))]
+
+
 def programs(prompts, completions, entry, language) -> list[Program]:
     """Turn columns into programs. A blank completion is a blank program, whatever its prompt."""
-    rows = zip(prompts, completions, entry, map(language_of, language), strict=False)
+    entries, languages = column(entry, completions), languages_of(language, completions)
+    rows = zip(prompts, completions, entries, languages, strict=True)
     return [
         Program(program(p, text, e, lang) if text.strip() else "", e or "", lang)
         for p, text, e, lang in rows
@@ -263,10 +269,8 @@ def compiles(sources) -> list[float]:
     ast and json decide here. node, gcc, g++ and javac decide behind the sandbox's walls, under its time limit (out of
     time: 0.0). If a compiler is missing, the balance of the brackets decides."""
     sources = list(sources)
-    jobs = {
-        source: (source[0], [SYNTAX], "", source[1]) for source in sources if by_compiler(*source)
-    }
-    results = dict(zip(jobs, sandbox().run(list(jobs.values())) if jobs else [], strict=True))
+    compiled = [source for source in sources if by_compiler(*source)]
+    results = dict(zip(compiled, run([(code, [SYNTAX], "", lang) for code, lang in compiled]), strict=True))
     return [
         verdict_of(results[source]) if source in results else quick_verdict(*source)
         for source in sources
@@ -305,7 +309,7 @@ def balanced(code: str) -> bool:
     return not still_open
 
 
-def syntax(prompts, completions, entry=NONE, language=NONE):
+def syntax(prompts, completions, entry=None, language=None):
     """+1.0 the program parses; -1.0 it does not; 0.0 blank, only comments, too long, too deep, or not text (NUL).
 
     By the column `language`: python by ast, json, javascript by node --check, c, c++ and java by gcc, g++ and javac; by
@@ -315,16 +319,16 @@ def syntax(prompts, completions, entry=NONE, language=NONE):
     )
 
 
-def fenced(prompts, completions, language=NONE):
+def fenced(prompts, completions, language=None):
     """Exactly one closed ``` block: 1.0 if what is in it parses, 0.5 if not; none, blank, cut off or several: 0.0."""
-    if isinstance(language, str):  # a setting
-        language = itertools.repeat(language)
-    languages = [language_of(lang) for _, lang in zip(completions, language, strict=False)]
+    languages = languages_of(language, completions)
     found = [fences.blocks(text, lang) for text, lang in zip(completions, languages, strict=True)]
-    whole = [len(blocks) == 1 and blocks[0].closed and bool(blocks[0].code.strip()) for blocks in found]
-    sources = [(found[i][0].code, languages[i]) for i, good in enumerate(whole) if good]
-    verdicts = iter(compiles(sources))
-    return [(1.0 if next(verdicts) > 0 else 0.5) if good else 0.0 for good in whole]
+    whole = [i for i, blocks in enumerate(found) if len(blocks) == 1 and blocks[0].closed and blocks[0].code.strip()]
+    verdicts = compiles((found[i][0].code, languages[i]) for i in whole)
+    scores = [0.0] * len(found)
+    for i, verdict in zip(whole, verdicts, strict=True):
+        scores[i] = 1.0 if verdict > 0 else 0.5
+    return scores
 
 
 # ---- what its tests say ----------------------------------------------------------------------------------------------
@@ -366,7 +370,7 @@ def run_tests(prompts, meant: list[Program], tests) -> list[dict]:
     )
 
 
-def tests(prompts, completions, tests, entry=NONE, language=NONE):
+def tests(prompts, completions, tests, entry=None, language=None):
     """Share of the row's tests that pass, 0.0 to 1.0. 0.0 also for blank text, and without tests (see none_frac); None
     in a language that is not run here."""
     return passed(prompts, programs(prompts, completions, entry, language), tests)
@@ -384,7 +388,7 @@ def passed(prompts, meant: list[Program], tests) -> Scores:
     )
 
 
-def tests_all(prompts, completions, tests, entry=NONE, language=NONE):
+def tests_all(prompts, completions, tests, entry=None, language=None):
     """1.0 if every test of the row passes, else 0.0; also 0.0 for blank text and without tests; None as in `tests`."""
     scores = passed(prompts, programs(prompts, completions, entry, language), tests)
     return Scores(
@@ -392,30 +396,28 @@ def tests_all(prompts, completions, tests, entry=NONE, language=NONE):
     )
 
 
-def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):
+def tests_fenced(prompts, completions, tests, entry=None, language=None):
     """`tests` of the fenced block by itself, where `fenced` is 1.0, else 0.0: the code reward of DiffuCoder.
 
     (Two differences from DiffuCoder. Its regex wants a line end after the closing fence, so a completion that ends
     there earns nothing. And an endless loop costs it all tests, but here only the test that loops and later ones.)"""
-    languages = list(itertools.islice(map(language_of, language), len(completions)))
+    languages, entries = languages_of(language, completions), column(entry, completions)
+    whole = fenced(prompts, completions, languages)
     meant = []
-    for text, right, e, lang in zip(
-        completions, fenced(prompts, completions, languages), entry, languages, strict=False
-    ):
+    for text, right, e, lang in zip(completions, whole, entries, languages, strict=True):
         meant.append(Program(fences.blocks(text, lang)[0].code if right == 1.0 else "", e or "", lang))
     return passed(prompts, meant, tests)
 
 
 # ---- how good it is --------------------------------------------------------------------------------------------------
-def performance(prompts, completions, tests, reference, entry=NONE):
+def performance(prompts, completions, tests, reference, entry=None):
     """0.0 unless every test passes; then 0.5 * min(1, (2 T + 0.05) / t) + 0.5 * min(1, C / c). None if reference fails.
 
     t and T are the CPU seconds the tests take with the completion and with the reference solution, as the kernel counts
     them: up to twice as long, or 50 ms, is noise. c and C are their AST nodes, each counted once more for every loop
     around it. Python only."""
-    entry = list(itertools.islice(entry, len(completions)))
-    meant = programs(prompts, completions, entry, NONE)
-    meant += programs(prompts, [text or "" for text in reference], entry, NONE)
+    meant = programs(prompts, completions, entry, None)
+    meant += programs(prompts, [text or "" for text in reference], entry, None)
     measured = []
     for p, result in zip(
         meant, run_tests([*prompts, *prompts], meant, [*tests, *tests]), strict=True
@@ -426,10 +428,12 @@ def performance(prompts, completions, tests, reference, entry=NONE):
         )
     scores = []
     for own, best in zip(measured[: len(completions)], measured[len(completions) :], strict=True):
-        speed, brevity = (
-            ((2 * best[0] + 0.05) / own[0], best[1] / own[1]) if own and best else (0.0, 0.0)
-        )
-        scores.append(None if best is None else 0.5 * min(1.0, speed) + 0.5 * min(1.0, brevity))
+        if own and best:
+            (seconds, size), (best_seconds, best_size) = own, best
+            speed, brevity = (2 * best_seconds + 0.05) / seconds, best_size / size
+            scores.append(0.5 * min(1.0, speed) + 0.5 * min(1.0, brevity))
+        else:
+            scores.append(0.0 if best else None)
     return scores
 
 
@@ -462,14 +466,14 @@ QUALITY = {
 }
 
 
-def quality(prompts, completions, entry=NONE):
+def quality(prompts, completions, entry=None):
     """0.3 has_docstring + 0.2 proper_naming + 0.2 good_comments + 0.3 proper_structure, each logged; blank text 0.0.
 
     A docstring is what ast calls one, or triple quotes in what does not parse. Functions are lower case, classes begin
     with a capital. A comment has more than 10 characters. Lines begin at the margin, with four spaces or a tab."""
     rows = []
     for (whole, *_), text in zip(
-        programs(prompts, completions, entry, NONE), completions, strict=True
+        programs(prompts, completions, entry, None), completions, strict=True
     ):
         blocks = fences.blocks(text)
         rows.append(quality_of(blocks[0].code if blocks else text, whole))

@@ -45,40 +45,42 @@ def puzzle_cells(prompt, puzzle):
 
 
 @functools.lru_cache
-def sudoku_units(size):
-    """List the rows, columns and boxes of a sudoku of 16 or 81 cells, each as a list of cell indices."""
+def sudoku_lines(size):
+    """List (row, column, box) of each cell of a sudoku of `size` cells, with one numbering for all three kinds."""
     n = math.isqrt(size)
     side = math.isqrt(n)
-    units: list = []
-    for i in range(n):
-        first = i // side * side * n + i % side * side
-        units.append([i * n + j for j in range(n)])
-        units.append([j * n + i for j in range(n)])
-        units.append([first + j // side * n + j % side for j in range(n)])
-    return units
+    return [(r, n + c, 2 * n + r // side * side + c // side) for r in range(n) for c in range(n)]
 
 
-def solutions(cells):
-    """Yield the solutions of a sudoku by backtracking, trying the cell with the fewest options first."""
-    empty = [i for i, value in enumerate(cells) if not value]
-    if not empty:
+def options(cells):
+    """Find the digits that each empty cell (0) of a sudoku can still have -> {cell: digits}."""
+    n = math.isqrt(len(cells))
+    lines = sudoku_lines(len(cells))
+    taken = [{0} for _ in range(3 * n)]
+    for value, places in zip(cells, lines, strict=True):
+        for line in places:
+            taken[line].add(value)
+    digits = set(range(1, n + 1))
+    return {i: digits - taken[r] - taken[c] - taken[b] for i, (r, c, b) in enumerate(lines) if not cells[i]}
+
+
+def solutions(cells, order=sorted):
+    """Yield the solutions of a sudoku by backtracking, trying the cell with the fewest options first, its digits in
+    this order."""
+    left = options(cells)
+    if not left:
         yield cells
         return
-    taken = {}
-    for i in empty:
-        units = [unit for unit in sudoku_units(len(cells)) if i in unit]
-        taken[i] = {cells[j] for unit in units for j in unit}
-    i = max(empty, key=lambda i: len(taken[i]))
-    values = set(range(1, math.isqrt(len(cells)) + 1))
-    for value in sorted(values - taken[i]):
-        yield from solutions(cells[:i] + [value] + cells[i + 1 :])
+    i = min(left, key=lambda i: len(left[i]))
+    for value in order(left[i]):
+        yield from solutions([*cells[:i], value, *cells[i + 1 :]], order)
 
 
 @functools.lru_cache(4096)
 def only_solution(cells):
-    """Solve a sudoku, the tuple of its cells by rows (0: empty) -> the list of all cells; None unless there is exactly
-    one solution."""
-    found = list(itertools.islice(solutions(list(cells)), 2))
+    """Solve a sudoku, the tuple of its cells by rows (0: empty) -> all its cells; None unless there is exactly one
+    solution."""
+    found = list(itertools.islice(solutions(cells), 2))
     return found[0] if len(found) == 1 else None
 
 
@@ -121,9 +123,9 @@ def sudoku_all(text: str, prompt: str, puzzle: str | None = None) -> float:
     cells, got = puzzle_cells(prompt, puzzle), read_cells(tagged_answer(text))
     if len(got) != len(cells) or any(given not in (0, value) for given, value in zip(cells, got, strict=True)):
         return 0.0
-    units = sudoku_units(len(got))
-    digits = [*range(1, len(units[0]) + 1)]
-    return float(all(sorted(got[i] for i in unit) == digits for unit in units))
+    places = {(line, value) for lines, value in zip(sudoku_lines(len(got)), got, strict=True) for line in lines}
+    digits = set(range(1, math.isqrt(len(got)) + 1))
+    return float(set(got) == digits and len(places) == 3 * len(got))  # no digit twice in a line
 
 
 def length(text: str, target_length: float = 100, token_ids: Any = None) -> float:

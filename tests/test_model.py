@@ -501,7 +501,7 @@ def test_bfloat16_is_close_and_its_logits_are_float32():
 def test_a_causal_judge_reads_the_last_token():
     params = model.init(KEY, CAUSAL, n_out=1)
     last = model.trunk(params, TOKENS, CAUSAL)[:, -1] @ params["head"][:, 0]
-    close(model_judge.rate(params, TOKENS, CAUSAL), last, 1e-6)
+    close(model_judge.rate(params, TOKENS, CAUSAL, jnp.ones(TOKENS.shape, bool)), last, 1e-6)
 
 
 # ---- a cache of keys and values ----
@@ -763,4 +763,4 @@ def test_a_score_head_of_transformers_is_a_judge_here(tmp_path):
     tokens = np.random.default_rng(0).integers(1, 50, (3, 9))
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens)).logits[:, 0].numpy()
-    np.testing.assert_allclose(model_judge.rate(params, jnp.asarray(tokens), cfg), expected, atol=1e-4)
+    np.testing.assert_allclose(model_judge.rate(params, jnp.asarray(tokens), cfg, tokens > 0), expected, atol=1e-4)

@@ -345,8 +345,9 @@ def test_solutions_are_counted_as_in_python(browser, tmp_path):
 
 def clash(cells):
     """Say whether a digit is given twice in a row, column or square."""
-    given = [[cells[i] for i in unit if cells[i]] for unit in rules.sudoku_units(len(cells))]
-    return any(len({*digits}) < len(digits) for digits in given)
+    given = [(line, digit) for lines, digit in zip(rules.sudoku_lines(len(cells)), cells, strict=True) if digit
+             for line in lines]  # fmt: skip
+    return len({*given}) < len(given)
 
 
 @needs_browser
@@ -384,7 +385,7 @@ def test_hostile_rows_and_names_are_text(browser, tmp_path):
     one = loaded("plain", "a<b>&amp;%model%", trained=SUDOKU)
     shown(browser, tmp_path / "hostile.html", [one], rows=[{"prompt": HOSTILE, "completion": HOSTILE}])
     assert browser.run("document.title + runs[0].name") == 2 * "a<b>&amp;%model%"
-    assert browser.run("data.rows") == [{"prompt": HOSTILE, "answer": HOSTILE}]
+    assert browser.run("data.rows") == [{"prompt": HOSTILE, "answer": HOSTILE, "holes": False}]
     assert browser.run("prompt.ids.slice(0, -8)") == TOK.encode(HOSTILE)  # a _ in a row is no hole
     assert not browser.errors and browser.run("document.scripts.length") == 2
 
@@ -468,7 +469,7 @@ def test_sample_py_writes_the_page_of_a_run_with_its_held_out_rows(folder, capsy
 def test_rows_come_from_a_file_and_a_model_without_a_run_has_none(folder, capsys, tmp_path):
     (tmp_path / "my.jsonl").write_text('{"prompt": "1", "answer": 2}\n')
     assert run(capsys, folder, f"--page={tmp_path}/1.html", f"--data={tmp_path}/my.jsonl")[0] == 0
-    assert content_of(f"{tmp_path}/1.html")["rows"] == [{"prompt": "1", "answer": "2"}]
+    assert content_of(f"{tmp_path}/1.html")["rows"] == [{"prompt": "1", "answer": "2", "holes": False}]
     (tmp_path / "tiny_grpo/step-000003/run.json").write_text(json.dumps({"config": SUDOKU | {"dataset": "not there"}}))
     code, _, err = run(capsys, folder, f"--page={tmp_path}/2.html")
     assert code == 0 and "the page has no held-out rows, --data=FILE gives it some (no data set 'not there'" in err

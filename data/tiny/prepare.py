@@ -180,14 +180,20 @@ def write_tokenizer(folder, tok, name):
         key: v for key, v in config.items() if key not in {"mask_token", "eos_token", "pad_token"} or key[:-6] in said})
 
 
+def shape_of(name, tok, **fields):
+    """Make the ModelConfig of a model with this tokenizer. fields: in place of those in MODELS, and beside them."""
+    fixed, _, roles, _ = MODELS[name]
+    ids = {f"{role}_id": tok.specials[text] for role, text in roles.items() if role != "mask" or "causal" not in fixed}
+    return model.ModelConfig(**fixed | fields | ids)
+
+
 def checkpoint(folder, name):
     """Write a random model with its tokenizer -> the number of its parameters."""
-    tok, (fixed, specials, roles, _) = tokenizer(name), MODELS[name]
+    tok, (fixed, specials, _, _) = tokenizer(name), MODELS[name]
     used = max([*tok.vocab.values(), *(tok.specials[text] for text in specials)]) + 1
-    ids = {f"{role}_id": tok.specials[text] for role, text in roles.items() if role != "mask" or "causal" not in fixed}
     # As in the real ones: LLaDA's vocabulary has 115 rows more than ids, Dream's 397, Llama 3's and Gemma's none.
     size = used if "causal" in fixed else used // 64 * 64 + 64
-    cfg = model.ModelConfig(vocab_size=size, **SIZE, **fixed, **ids)
+    cfg = shape_of(name, tok, vocab_size=size, **SIZE)
     rng = np.random.default_rng(0)  # model.init would take longer to compile than the model to run
     def draw(path, shape):
         return np.float32(rng.normal(path[-1].key.endswith("norm"), 0.1, shape))
@@ -201,9 +207,8 @@ def shapes_of_recipe(folder, recipe):
     """Write a random model in the shape of a recipe's real one, without its weights -> the number of its parameters."""
     defined = runpy.run_path(str(HERE.parents[1] / "config" / f"{recipe}.py"))
     name = Path(defined["tiny"]["init_from"]).name
-    tok, (fixed, _, roles, _) = tokenizer(name), MODELS[name]
-    ids = {f"{role}_id": tok.specials[text] for role, text in roles.items() if role != "mask" or "causal" not in fixed}
-    cfg = model.ModelConfig(**fixed | defined["shape"] | ids)
+    tok = tokenizer(name)
+    cfg = shape_of(name, tok, **defined["shape"])
     params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, "bfloat16"), model.shapes(cfg),
                           is_leaf=lambda x: isinstance(x, tuple))  # fmt: skip
     files = huggingface.model_files(params, cfg)

@@ -67,9 +67,9 @@ def problem(rng, steps):
     return {"prompt": prompt, "completion": f"{' '.join(work)} #### {n}", "answer": str(n), "difficulty": steps}, unseen
 
 
-def build(seed=0):
+def build():
     """Make {"train": rows, "val": rows}, no two with the same prompt."""
-    rng, splits, seen = random.Random(seed), {"train": [], "val": []}, set()
+    rng, splits, seen = random.Random(0), {"train": [], "val": []}, set()
     for steps in (1, 2, 3):
         wanted = {"train": ROWS, "val": VAL_ROWS}
         while any(wanted.values()):
