@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from judges import helper
+from system import helper
 
 # A template is a stranger's program. Jinja's sandbox limits what it can reach, the kernel its time and memory.
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 5, 1 << 30

@@ -15,8 +15,8 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from judges import helper
 from judges.rules import tagged_answer
+from system import helper
 
 # A number, but not the 2 of x^2 or x2. A sign is part of it unless it may be a minus between two terms. The bound {1,6}
 # keeps the search linear in texts like ",111,111,...".

@@ -15,9 +15,10 @@ from typing import Any
 from xml.parsers import expat
 
 import rewards
-from judges import helper, rules
+from judges import rules
 from judges.answers import NUMBER, OPERATIONS, as_fraction, boxed, math_answer, without_latex
 from judges.rules import tagged_answer
+from system import helper
 
 # The last is a social security number. A block list knows words, not meanings: it finds only the plainest cases.
 UNSAFE = (

@@ -22,7 +22,7 @@ TINY = """--max_iters=1 --eval_size=4 --batch_size=8 --keep_completions=8 --roll
     --base.stop_at=None --base.eval_size=4 --base.n_layer=1 --base.d_model=32 --base.n_head=1""".split()
 ONLY_IF_ASKED_FOR = {
     "rewards that run programs": ["judges/programs", "judges/sandbox", "judges/fences", "judges/languages"],
-    "rules of mathematics and of forms": ["judges/formats", "judges/answers", "judges/helper"],
+    "rules of mathematics and of forms": ["judges/formats", "judges/answers", "system/helper"],
     "models as judges": ["judges/model_judge"],
     "a user's own rewards": ["judges/own"],
     "other objectives": ["variants/judge", "variants/dpo"],
