@@ -175,10 +175,11 @@ def lines_of(mutant):
     """-> {(file, line)} of the smallest statement around a change: Python names any of its lines as what runs."""
     source = open(mutant["file"]).read()
     statements = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.stmt)]
-    holds = [n for n in statements if n.lineno <= mutant["line"] <= n.end_lineno]
+    first = lambda n: min([n.lineno, *(one.lineno for one in getattr(n, "decorator_list", ()))])
+    holds = [n for n in statements if first(n) <= mutant["line"] <= n.end_lineno]
     inner = min(holds, key=lambda n: n.end_lineno - n.lineno)
-    last = inner.body[0].lineno - 1 if hasattr(inner, "body") else inner.end_lineno  # of an `if`, only its condition
-    return {(mutant["file"], line) for line in range(inner.lineno, max(last, inner.lineno) + 1)}
+    last = first(inner.body[0]) - 1 if hasattr(inner, "body") else inner.end_lineno  # of an `if`, only its condition
+    return {(mutant["file"], line) for line in range(first(inner), max(last, inner.lineno) + 1)}
 
 
 def caught(mutant, folder, near, near_only):
@@ -267,8 +268,9 @@ def main():
             folders.put(folder)
             return mutant
 
+        jobs = [(mutant, near(mutant)) for mutant in todo]
         with ThreadPoolExecutor(asked.workers) as pool, open(asked.out, "a") as f:
-            for finished in as_completed([pool.submit(test, mutant, near(mutant)) for mutant in todo]):
+            for finished in as_completed([pool.submit(test, *job) for job in jobs]):
                 mutant = finished.result()
                 print(json.dumps(mutant), file=f, flush=True)
                 change = f"{mutant['file']}:{mutant['line']} {mutant['old']!r} -> {mutant['new']!r}"
