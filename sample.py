@@ -61,8 +61,8 @@ class Plan(settings.Sections, metaclass=sections.Flat):
             value = getattr(self, name)
             self.expect(name, value is None or value >= x, f"at least {x}")
         for name, table in (("order", ORDERS), ("rule", RULES), ("cache", CACHES)):
-            known = model.plugged(table, getattr(self, name))
-            self.expect(name, known, "one of " + ", ".join(table))
+            if not model.plugged(table, getattr(self, name)):
+                sections.refuse(name, getattr(self, name), table)
         self.expect("top_p", self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1")
         use = sections.with_sections(self.use, [self.rule])
         object.__setattr__(self, "use", tuple(sorted(use, key=settings.variant_of)))

@@ -1,11 +1,8 @@
 """
 What --help prints: the keys of a run, each with its default and its meaning.
 """
-import contextlib
 import dataclasses
-import glob
 import inspect
-import os
 import re
 import sys
 
@@ -38,9 +35,8 @@ def meaning(field: dataclasses.Field) -> str:
 def help_text(everything: bool = False) -> str:
     """Return the keys of FIRST, or every key, each with its default and its meaning, in sections."""
     found: list[list[str]] = []
-    for path in sorted(glob.glob(os.path.join(sections.ROOT, "variants", "*.py"))) if everything else ():
-        with contextlib.suppress(ValueError):  # a file that cannot be loaded is named below, if it has keys
-            settings.load("variants." + os.path.basename(path).removesuffix(".py"))
+    if everything:
+        settings.load_variants()  # a file that cannot be loaded is named below, if it has keys
     for field in dataclasses.fields(config.Config):
         if field.name == "model":
             continue

@@ -17,7 +17,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from system import settings
 from system.settings import variant_of
@@ -71,12 +71,19 @@ def check_value(field, value):
         if found and not isinstance(choices, dict):
             return  # its table is above this file: rl.OBJECTIVES
     if choices and value not in choices:
-        from system import unknown  # reads the names of other programs
-
-        raise ValueError(f"{field.name}={value!r}: one of {', '.join(map(str, choices))}"
-                         f"{unknown.value(field.name, value, choices)}")  # fmt: skip
+        refuse(field.name, value, choices)
     if check and value is not None and not check.holds(value):
         raise ValueError(f"{field.name}={value!r} must be {check.expected}")
+
+
+def refuse(name: str, value: Any, choices: Collection) -> NoReturn:
+    """Raise the ValueError for a value that is none of the choices, to which files of variants/ may add if they are a
+    dict."""
+    from system import unknown  # reads the names of other programs
+
+    if isinstance(choices, dict):
+        settings.load_variants()
+    raise ValueError(unknown.value(name, value, choices))
 
 
 def check_fields(cfg: Any) -> None:

@@ -1,11 +1,13 @@
 """
 Settings are frozen dataclasses: how variants add to them, which types their fields have, and what has to hold.
 """
+import contextlib
 import importlib
 import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 # ---- what variants add -----------------------------------------------------------------------------------------------
@@ -22,6 +24,14 @@ def load(module: str) -> types.ModuleType | None:
         if not (isinstance(e, ModuleNotFoundError) and e.name in (folder, module)):
             raise ValueError(f"{module.replace('.', '/')}.py cannot be loaded: {type(e).__name__}: {e}") from e
     return None
+
+
+def load_variants() -> None:
+    """Import all files of variants/, so that the tables have all their names. Those that cannot be loaded are left out.
+    """
+    for path in sorted(Path(__file__).parents[1].glob("variants/*.py")):
+        with contextlib.suppress(ValueError):
+            load(f"variants.{path.stem}")
 
 
 def plugged(table: Collection[str], name: Any) -> bool:

@@ -15,7 +15,7 @@ import config
 import data
 import model
 import rl
-from system import checkpoint, hosts, memory, runs, sharding, start
+from system import checkpoint, hosts, memory, runs, sections, sharding, start
 
 
 def read_metrics(unread, last, cfg):
@@ -72,8 +72,7 @@ class Run(NamedTuple):
 def objective(name):
     """Return what makes the Task of an objective, see rl.OBJECTIVES."""
     if not model.plugged(rl.OBJECTIVES, name):
-        choices = config.Config.__dataclass_fields__["objective"].metadata["choices"]
-        raise ValueError(f"objective={name!r}: one of {', '.join(choices)}")
+        sections.refuse("objective", name, rl.OBJECTIVES)
     return rl.OBJECTIVES[name]
 
 

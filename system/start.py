@@ -43,7 +43,7 @@ def check(cfg):
     """Refuse what cannot work, as far as it is known before a base is trained."""
     sample.plan(cfg, cfg.temperature)  # else it would be refused at the first evaluation
     if cfg.objective == "grpo":
-        if cfg.rule == "renoise" and cfg.logp_est == "trace":
+        if cfg.logp_est == "trace" and getattr(sample.SAMPLERS.get(cfg.rule), "takes_back", False):
             raise ValueError(f"rule={cfg.rule!r} takes tokens back, so logp_est='trace' would score other steps than "
                              "were taken: use a bound, such as logp_est='coupled_elbo'")  # fmt: skip
         run_rewards.check_early(cfg)

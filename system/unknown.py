@@ -26,10 +26,13 @@ def foreign_keys():
 
 
 def value(name: str, value: object, choices: Collection) -> str:
-    """Return the end of a message for a value that a key cannot have: ours for it, or one that is spelled almost so."""
+    """Return the message for a value that a key cannot have: those that it can have, and ours for it, or one that is
+    spelled almost so."""
+    message = f"{name}={value!r}: one of {', '.join(map(str, choices))}"
     spelled = str(value).lower().replace(".", "_").replace("-", "_")
     known = [answer for theirs, sign, answer in foreign_keys() if theirs == f"{name}:{spelled}"]
-    return f"; here it is {known[0]}" if known else f"; did you mean {spelled!r}?" if spelled in choices else ""
+    near = difflib.get_close_matches(spelled, filter(None, map(str, choices)), 1, 0.7)
+    return message + (f"; here it is {known[0]}" if known else f"; did you mean {near[0]!r}?" if near else "")
 
 
 def key(name: str, known: Collection[str]) -> str:

@@ -270,9 +270,12 @@ def test_with_renoise_all_steps_are_taken_and_given_tokens_stay():
     assert taken_back > 20
 
 
-def test_a_rule_that_takes_back_is_not_trained_with_trace():
-    cfg = config.Config(objective="grpo", rule="renoise", logp_est="trace", rewards=("exact",), init_from="out/x")
-    with pytest.raises(ValueError, match="rule='renoise' takes tokens back, so logp_est='trace'"):
+@pytest.mark.parametrize("rule", ["renoise", "another"])
+def test_a_rule_that_takes_back_is_not_trained_with_trace(rule, monkeypatch):
+    monkeypatch.setitem(sample.RULES, "another", renoise.renoise)
+    monkeypatch.setitem(sample.SAMPLERS, "another", renoise.fill_and_take_back)
+    cfg = config.Config(objective="grpo", rule=rule, logp_est="trace", rewards=("exact",), init_from="out/x")
+    with pytest.raises(ValueError, match=f"rule='{rule}' takes tokens back, so logp_est='trace'"):
         start.check(cfg)
 
 

@@ -86,5 +86,6 @@ def fill_and_take_back(params, keys, z, cfg, plan, valid, group):
     return sample.result(s, s.step.max(1) + 1)
 
 
+fill_and_take_back.takes_back = True  # type: ignore[attr-defined]  # so logp_est=trace is refused
 sample.RULES["renoise"] = renoise
 sample.SAMPLERS["renoise"] = fill_and_take_back

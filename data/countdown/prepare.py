@@ -2,7 +2,7 @@
 Make the task countdown: reach the target from the numbers, with + - * /. The completion does it in steps: each takes
 two of the numbers that are left and puts back the result, until only the target is left:
 
-    {"prompt": "5,3,7=26:", "completion": "7*3=21,21+5=26", "numbers": [5, 3, 7], "target": 26, "difficulty": 1}
+    {"prompt": "5,3,7=26:", "completion": "7*3=21,21+5=26", "numbers": [5, 3, 7], "target": 26, "difficulty": 2}
 
 The rule is that of the reward `countdown`: every number is used exactly once, every equation is true, the last one has
 the target.
