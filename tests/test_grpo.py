@@ -307,6 +307,11 @@ def test_metrics_count_tokens_that_are_clipped_not_padding():
     close([high[f"clip_ratio/{k}"] for k in ("high_mean", "high_max", "low_mean")], [1 / 9, 1 / 3, 0])
 
 
+def test_the_largest_ratio_is_that_of_a_token_that_counts_also_if_all_are_below_1():
+    _, _, metrics = evaluate(LossConfig(loss="grpo"), logp=OLD - 0.5 - 0.1 * jnp.arange(4), mask=MASK)
+    close(metrics["ratio_max"], np.exp(-0.5))
+
+
 def test_other_metrics_are_means_over_tokens_not_padding():
     _, _, metrics = evaluate(LossConfig())
     d = np.asarray(NEW - OLD)[COUNTS]

@@ -275,6 +275,19 @@ def test_a_judge_reads_the_mean_of_the_states():
     close(model_judge.rate(params, TOKENS, cfg, valid), states[:, 2:].mean(1) @ params["head"][:, 0], 1e-5)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_new_model_has_weights_of_the_size_that_its_layers_need(tied):
+    cfg = model.ModelConfig(vocab_size=300, n_layer=8, n_head=2, d_model=64, d_ff=256, qkv_bias=True,
+                            tie_embeddings=tied)  # fmt: skip
+    params = model.init(jax.random.key(0), cfg)
+    wanted = {"q": 64**-0.5, "v": 64**-0.5, "up": 64**-0.5, "o": 64**-0.5 / 4, "down": 256**-0.5 / 4}
+    for name, std in wanted.items():
+        assert float(params["blocks"][name].std()) == pytest.approx(std, rel=0.03), name
+    assert float(params["embed"].std()) == pytest.approx(0.02 if tied else 0.5, rel=0.03)
+    assert tied or float(params["head"].std()) == pytest.approx(0.02, rel=0.03)
+    assert (params["norm"] == 1).all() and not params["blocks"]["q_bias"].any()
+
+
 def test_a_seed_is_the_same_model_in_every_version():
     params = model.init(KEY, model.ModelConfig(vocab_size=8, n_layer=1, n_head=1, d_model=4, d_ff=8))
     close(params["embed"][0, :3], [0.16029397, 0.01181293, -0.7383013], 1e-6)

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -487,3 +488,36 @@ def test_a_file_without_its_function_is_answered_with_the_functions_in_it(tmp_pa
 
 def test_rewards_alone_need_no_jax():
     subprocess.run([sys.executable, "-c", "import rewards, sys; assert 'jax' not in sys.modules"], check=True)
+
+
+# ---- the completions of a run ----
+
+
+def test_the_tokens_that_were_written_are_counted_up_to_the_first_end():
+    """Columns 0 and 1 are a prompt with an end in it; 9 and 8 end a text."""
+    tokens = np.array([[9, 1, 2, 3, 4], [9, 1, 2, 9, 4], [1, 1, 8, 9, 9], [9, 9, 2, 3, 9]])
+    completion = np.arange(5) >= np.array([[2]] * 4)
+    assert rewards.written(tokens, completion, (9, 8)).tolist() == [3, 2, 1, 3]
+    per_pass = rewards.written_per_pass(tokens, completion, np.array([2, 0, 1, 4]), (9, 8))
+    assert per_pass.tolist() == [1.5, 2, 1, 0.75]
+
+
+def test_rewards_of_evaluations_weigh_nothing_and_speed_is_a_column_only_if_it_is_known():
+    cfg = types.SimpleNamespace(reward_weights=(2.0,), max_new_tokens=4, use=())
+    tok = types.SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
+    seen = []
+
+    def trained(completions, max_length, **columns):
+        seen.append(columns)
+        return [float(len(text)) for text in completions]
+
+    def shown(completions):
+        return [100.0] * len(completions)
+
+    rows, ids = [{"prompt": "a", "answer": "x"}, {"prompt": "b", "answer": "y"}], [[1], [2, 3], [4], []]
+    for fast in (None, np.array([1.0, 2.0, 3.0, 4.0])):
+        found = rewards.score({"trained": trained}, {"shown": shown}, cfg, tok, rows, ids, 2, fast)
+        assert found.texts == ["1", "23", "4", ""] and found.total.tolist() == [2, 4, 2, 0]
+        assert found.parts["shown"].tolist() == [100] * 4
+    assert "tokens_per_pass" not in seen[0] and seen[1]["tokens_per_pass"] == [1, 2, 3, 4]
+    assert seen[0]["answer"] == ["x", "x", "y", "y"] and seen[0]["groups"] == [0, 0, 1, 1]

@@ -123,6 +123,10 @@ def test_the_rate_climbs_in_a_line_falls_in_half_a_cosine_and_ends_on_its_floor(
     _, rate = rl.optimizer(tiny(learning_rate=2e-3, lr_schedule="constant", warmup_iters=4, max_iters=20))
     rates = [rate(s) for s in (0, 1, 2, 3, 4, 19, 10**6)]
     np.testing.assert_allclose(rates, [5e-4, 1e-3, 1.5e-3, *[2e-3] * 4], rtol=1e-5)
+    several = tiny(objective="grpo", init_from="x", rewards=("length",), updates_per_rollout=3, learning_rate=6e-3,
+                   lr_schedule="constant", warmup_iters=2, max_iters=4)  # fmt: skip
+    rates = [rl.optimizer(several)[1](s) for s in range(8)]
+    np.testing.assert_allclose(rates, [1e-3, 2e-3, 3e-3, 4e-3, 5e-3, *[6e-3] * 3], rtol=1e-5)
     for schedule in ("cosine", "constant"):
         _, rate = rl.optimizer(tiny(learning_rate=2e-3, lr_schedule=schedule, warmup_iters=0))
         assert rate(0) == np.float32(2e-3)
