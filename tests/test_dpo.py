@@ -5,6 +5,7 @@ masks for policy, reference and both answers, and runs that learn, resume, and r
 import dataclasses
 import itertools
 import json
+import re
 import shutil
 
 import jax
@@ -20,6 +21,7 @@ import model
 import rl
 import train
 from data.texts import EncodedRows, check_completions
+from judges import formats
 from system import checkpoint, huggingface
 from system.start import prepare
 from variants import dpo, dynamic_sampling
@@ -306,11 +308,11 @@ def test_the_pairs_of_countdown_are_a_right_and_a_wrong_answer():
     rng = random.Random(1)
     for right in rows["train"] * 50:
         wrong = countdown.spoiled(rng, right)
-        assert wrong != right["completion"] and countdown.STEP.fullmatch(wrong.split(",")[0])
-        assert not countdown.check("", wrong, right["numbers"], right["target"])
+        assert wrong != right["completion"] and re.fullmatch(r"\d+[-+*/]\d+=\d+", wrong.split(",")[0])
+        assert formats.countdown(wrong, right["numbers"], right["target"]) < 1
     for pair in made:
-        assert countdown.check("", pair["chosen"], pair["numbers"], pair["target"])
-        assert not countdown.check("", pair["rejected"], pair["numbers"], pair["target"])
+        assert formats.countdown(pair["chosen"], pair["numbers"], pair["target"]) == 1
+        assert formats.countdown(pair["rejected"], pair["numbers"], pair["target"]) < 1
 
 
 

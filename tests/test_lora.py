@@ -134,7 +134,8 @@ def test_the_head_of_a_judge_is_among_its_adapters(name, saved):
     assert model.width(merged) == 1 and np.array_equal(merged["head"], new["head"])
     unmerged = lora.adapted(base, new, 5.0)
     score = jax.jit(functools.partial(model_judge.rate, cfg=cfg))
-    close(score(merged, TOKENS), score(unmerged, TOKENS), 1e-5)
+    valid = jnp.ones(TOKENS.shape, bool)
+    close(score(merged, TOKENS, valid=valid), score(unmerged, TOKENS, valid=valid), 1e-5)
 
 
 @pytest.mark.slow
@@ -183,7 +184,7 @@ def test_a_judge_of_adapters_opens_in_peft_with_the_same_scores(saved):
     theirs = peft.PeftModel.from_pretrained(theirs, folder).eval()
     with torch.no_grad():
         raw = theirs(torch.tensor(np.asarray(TOKENS))).logits[:, 0].numpy()
-    close(model_judge.rate(lora.adapted(base, new, 5.0), TOKENS, cfg), raw)
+    close(model_judge.rate(lora.adapted(base, new, 5.0), TOKENS, cfg, jnp.ones(TOKENS.shape, bool)), raw)
 
 
 @pytest.mark.slow
