@@ -18,7 +18,7 @@ from data import texts
 def stats(values, metric, *names):
     """Compute the statistics `names`, of mean, std, min and max -> {metric: float}, nan if there are no values.
 
-    metric: what each is called, with {} for its name"""
+    metric: the key of each in the result, as in "{}_length", where {} becomes the statistic's name"""
     found = {}
     for name in names:
         value = getattr(values, name)() if len(values) else math.nan

@@ -34,14 +34,12 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", metavar="RUN", help="out_dir of a run")
     parser.add_argument("--out", default="compare.html", help="the page to write")
     asked = parser.parse_args()
-    try:
+    with terminal.errors_explained():
         by_place = {os.path.realpath(folder): os.path.normpath(folder) for folder in asked.folders}
         folders = list(by_place.values())
         text = compare(folders)
         with disk.writing(asked.out) as f:
             f.write(text)
-    except (ValueError, OSError) as e:
-        raise SystemExit(f"error: {terminal.explain(e)}") from None
     print(f"{asked.out} shows {len(folders)} run" + "s" * (len(folders) > 1))
 
 
@@ -84,7 +82,8 @@ def compare(folders: list[str]) -> str:
 
 
 def recipe_of(cfg: dict) -> str:
-    """Write down what tells recipes apart. A key that only runs of another age record counts as in a run without it."""
+    """Write down the keys that tell recipes apart. Older runs also recorded the keys of variants that they did not use,
+    and keys that are gone since: these are left out where they have the value that changes nothing."""
     absent = same_run.OFF | same_run.GONE
     return str(sorted(item for item in cfg.items() if item[0] not in APART and item not in absent.items()))
 
