@@ -5,6 +5,8 @@ import inspect
 import itertools
 import json
 import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -59,6 +61,22 @@ def lines(out_dir, name="metrics.jsonl"):
     """Read a log of a run."""
     with open(os.path.join(out_dir, name)) as f:
         return [json.loads(line) for line in f]
+
+
+def on_devices(n, **more):
+    """The environment of a process with n devices of a CPU. The long timeout is for a busy machine. Collectives of a
+    program wait for each other, each in a thread: NPROC gives them enough threads."""
+    flags = (f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={n} "
+             "--xla_cpu_collective_call_terminate_timeout_seconds=600")  # fmt: skip
+    return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "64"} | more
+
+
+def elsewhere(n, program, *arguments):
+    """Run a program of Python with n devices and return its output."""
+    done = subprocess.run([sys.executable, program, *map(str, arguments)], capture_output=True, text=True, timeout=900,
+                          env=on_devices(n, PYTHONPATH=os.getcwd()))  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def left(out_dir):

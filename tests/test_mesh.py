@@ -20,6 +20,8 @@ import pytest
 if __name__ == "__main__":  # this file is also the program that they run, with more devices: see `elsewhere`
     import conftest  # noqa: F401
 
+from shared import elsewhere, on_devices
+
 import config
 import data
 import diffusion
@@ -79,31 +81,6 @@ def run_of(place, kind, out, **changes):
     return config.Config(**keys, dataset=str(place), out_dir=at(out))
 
 
-def environment(devices, **more):
-    """Return the environment of a process with this many devices.
-
-    The long timeout is for a busy machine. Collectives of a program wait for each other, each in a thread: NPROC gives
-    them enough threads.
-    """
-    flags = (f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices} "
-             "--xla_cpu_collective_call_terminate_timeout_seconds=600")  # fmt: skip
-    return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "64"} | more
-
-
-def start(devices, *arguments):
-    """Start `python tests/test_mesh.py ARGUMENTS` with this many devices and return the process."""
-    own = environment(devices, PYTHONPATH=os.getcwd())
-    return subprocess.Popen([sys.executable, __file__, *map(str, arguments)], env=own, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
-
-
-def elsewhere(devices, *arguments):
-    """Run `python tests/test_mesh.py ARGUMENTS` with this many devices and return its output."""
-    said, wrong = (process := start(devices, *arguments)).communicate(timeout=900)
-    assert process.returncode == 0, wrong[-3000:]
-    return said
-
-
 def left(out_dir, last=None):
     """Return the numbers in the log of a run, its samples, and the leaves of its last state."""
     rows = [json.loads(line) for line in open(f"{out_dir}/metrics.jsonl")]
@@ -146,18 +123,14 @@ def test_every_matrix_is_split_and_an_axis_that_does_not_divide_its_side_moves_t
     assert split <= placement.SIDES.keys()
 
 
-def test_a_mesh_with_the_wrong_number_of_devices_is_refused():
+def test_a_mesh_of_too_many_devices_and_processes_that_cannot_meet_are_refused():
     with pytest.raises(ValueError, match=r"mesh=\(2, 2, 2\) is of 8 devices, and there are 1: .* --mesh=1,1,1"):
         sharding.use((2, 2, 2))
     assert sharding.use(None).__class__.__name__ == "nullcontext" and sharding.round_up(5) == 5
-
-
-@pytest.mark.parametrize("given, said", [
-    (("host:1", None, 0), "need all three"), (("host", 2, 0), "expected HOST:PORT"), (("host:1", 2, 2), "from 0 to 1"),
-])  # fmt: skip
-def test_processes_that_cannot_meet_are_refused(given, said):
-    with pytest.raises(ValueError, match=said):
-        hosts.join(*given)
+    for given, said in ((("host:1", None, 0), "need all three"), (("host", 2, 0), "expected HOST:PORT"),
+                        (("host:1", 2, 2), "from 0 to 1")):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            hosts.join(*given)
 
 
 def quick(place):
@@ -168,7 +141,7 @@ def quick(place):
 def test_a_mesh_of_2_x_2_x_2_gives_the_run_of_one_device_and_is_resumed_by_one(place):
     one = quick(place)
     train.train(one)
-    elsewhere(8, "train", place, "quick2", "2,2,2", "quick")
+    elsewhere(8, __file__, "train", place, "quick2", "2,2,2", "quick")
     many = f"{place}/quick2"
     assert_alike(one.out_dir, many)
     more = dataclasses.replace(one, max_iters=3, resume=True)
@@ -188,20 +161,20 @@ def alone(place):
 def test_every_objective_on_a_mesh_gives_the_run_of_one_device(place, alone, sizes):
     name = ",".join(map(str, sizes))
     kinds = [kind for kind in KINDS if kind != "few"] if sizes == MESHES[-1] else ["grpo"]
-    elsewhere(8, "train", place, name, name, *kinds)
+    elsewhere(8, __file__, "train", place, name, name, *kinds)
     for kind in kinds:
         assert_alike(alone(kind), f"{place}/{name}_{kind}")
 
 
 @SLOW
 def test_a_resumed_run_is_equal_bit_for_bit_on_the_same_mesh_and_nearly_equal_on_another(place, alone):
-    elsewhere(8, "train", place, "a", "1,8,1", "pretrain")
-    elsewhere(8, "train", place, "b", "1,8,1", "pretrain", "max_iters=4")
-    elsewhere(8, "train", place, "b", "1,8,1", "pretrain", "resume=True")
+    elsewhere(8, __file__, "train", place, "a", "1,8,1", "pretrain")
+    elsewhere(8, __file__, "train", place, "b", "1,8,1", "pretrain", "max_iters=4")
+    elsewhere(8, __file__, "train", place, "b", "1,8,1", "pretrain", "resume=True")
     whole, again = left(f"{place}/a_pretrain")[2], left(f"{place}/b_pretrain")[2]
     assert all(whole[k].tobytes() == again[k].tobytes() for k in whole)
-    elsewhere(8, "train", place, "c", "8,1,1", "pretrain", "max_iters=4")
-    elsewhere(8, "train", place, "c", "2,2,2", "pretrain", "resume=True")
+    elsewhere(8, __file__, "train", place, "c", "8,1,1", "pretrain", "max_iters=4")
+    elsewhere(8, __file__, "train", place, "c", "2,2,2", "pretrain", "resume=True")
     assert_alike(alone("pretrain"), f"{place}/c_pretrain")
 
 
@@ -229,7 +202,7 @@ def compiled(sizes):
 def test_nothing_is_computed_twice_weights_are_gathered_by_layer_and_logits_never(place):
     one = compiled(None)
     for sizes in MESHES:
-        many = json.loads(elsewhere(8, "compile", ",".join(map(str, sizes))))
+        many = json.loads(elsewhere(8, __file__, "compile", ",".join(map(str, sizes))))
         assert many[0][1] < one[0][1] / 2 and many[1][1] < one[1][1], sizes  # bytes of a device
         for (flops, *_), (flops8, _, text) in zip(one, many, strict=True):
             assert 0.95 * flops < 8 * flops8 < 1.05 * flops, sizes
@@ -250,7 +223,7 @@ def processes(place, out, *arguments, n=2, devices=2):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    own = environment(devices, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
+    own = on_devices(devices, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
     command = [sys.executable, "train.py", f"{place}/run.py", f"--out_dir={place}/{out}", *arguments]
     cfg = run_of(place, "few", out)
     keys = {k: v for k, v in vars(cfg).items() if k != "use"}
