@@ -19,9 +19,14 @@ HOSTILE = {"not": "not " * DEEP + "x", "minus": "-" * DEEP + "1", "brackets": "[
            "lambda": "lambda:" * DEEP + "1",
            "attributes": "x" + ".a" * 40_000, "sum": "1" + "+1" * 40_000,
            "elif": "if 1: pass\n" + "elif 1: pass\n" * 9_000,
-           "nul": "x = 1\0", "surrogate": "x = '\ud800'", "long": "x = 1\n" * 200_000, "line": "x" * 1_000_000,
+           "nul": "x = 1\0", "surrogate": "x = '\ud800'", "long": "x = 1\n" * 60_000, "line": "x" * 1_000_000,
            "defs": "def add(" * DEEP, "fences": "```\n" * DEEP, "f": 'f"{' * DEEP, "decimal": "9" * 5_000,
            "power": "9**9**9**9", "exec": "raise SystemExit", "tabs": "\t" * DEEP, "comments": "#" * DEEP}
+
+
+JS = "function add(a, b) {\n"
+LONG = "\u00e9" * 80
+FUTURE = "from __future__ import annotations\n\ndef add(a, b): return a + b\n"
 
 
 def code_format(text):
@@ -48,9 +53,13 @@ def code_format(text):
     ("Please write\n" + BODY, "```\ndef add(a, b): ...\n```", "add", "def add(a, b): ...\n"),   # no imports: words
     (BODY, "```\na + b\n```", "add", BODY + "a + b\n"),
     (BODY, "add(b, a)\n", "add", BODY + "add(b, a)\n"),                                 # a call is no definition
-    (BODY, "1\n    def add(): pass", "add", BODY + "1\n    def add(): pass")])           # nor is one inside
+    (BODY, "1\n    def add(): pass", "add", BODY + "1\n    def add(): pass"),           # nor is one inside
+    (JS, "return a + b }", "add javascript", JS + "return a + b }"),
+    (JS, "const add = (a, b) => a + b", "add javascript", "const add = (a, b) => a + b"),
+    ("int add(int a, int b) {", "int add(int a, int b) { return 1; }", "add c", "int add(int a, int b) { return 1; }"),
+    ("import math\n" + BODY, f"```\n{FUTURE}```", "add", FUTURE.replace("\n", "\nimport math\n", 1))])
 def test_the_program_is_what_the_completion_means(prompt, completion, entry, code):
-    assert programs.program(prompt, completion, entry) == code
+    assert programs.program(prompt, completion, *(entry or "").split()[:2] or [None]) == code
 
 
 DEF = "def add(a, b):\n    return a + b\n"
@@ -87,14 +96,6 @@ def test_code_is_found_in_every_shape_that_people_and_models_write():
     assert [name for name, score in zip(SHAPES, scores, strict=True) if score != 1] == []
 
 
-def test_the_program_in_other_languages():
-    js = "function add(a, b) {\n"
-    assert programs.program(js, "return a + b }", "add", "javascript") == js + "return a + b }"
-    assert programs.program(js, "const add = (a, b) => a + b", "add", "javascript") == "const add = (a, b) => a + b"
-    assert programs.program("int add(int a, int b) {", "int add(int a, int b) { return 1; }", "add",
-    "c").startswith("int add(i")
-
-
 # ---- syntax ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("code, worth", [
@@ -110,7 +111,7 @@ def test_syntax_of_python(code, worth):
     ("json", '{"a": 1}', '{"a": }', None), ("javascript", "const f = (a) => { return a }", "const f = (a => {", "node"),
     ("c", "int f(int a) { return a; }", "int f(int a { return a; }", "gcc"),
     ("cpp", "#include <vector>\nint f() { return std::vector<int>{1}.size(); }", "int f() { return std::; }", "g++"),
-    ("java", "public class Foo { int f() { return 1; } }", "public class Foo { int f() { return 1 } }", "javac"),
+    ("java", f"public final class {LONG} {{ int f() {{ return 1; }} }}", "public class A { int f() { return 1 } }", "javac"),
     ("cobol", "(a [b] {c})", "(a [b) ]", None)])
 def test_syntax_of_other_languages(language, good, bad, tool, monkeypatch):
     if tool is None or shutil.which(tool):
@@ -138,9 +139,8 @@ def test_a_compiler_reads_no_file_of_this_machine(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("javac"), reason="needs javac")
-def test_a_java_class_with_a_long_name_is_no_failure_of_the_machine():
-    code = ["public final class " + "\u00e9" * 80 + " { }", "public class " + "\U00010300" * 80 + " { }"]
-    assert programs.syntax([CHAT] * 2, code, language=["java"] * 2) == [1, -1]
+def test_a_java_class_with_a_name_too_long_for_a_file_is_no_failure_of_the_machine():
+    assert programs.syntax([CHAT], ["public class " + "\U00010300" * 80 + " { }"], language=["java"]) == [-1]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -176,15 +176,6 @@ def test_format_is_one_fenced_block_that_parses(text, worth):
 
 # ---- tests ----------------------------------------------------------------------------------------------------------
 
-def test_tests_are_paid_by_the_share_that_passes():
-    texts = ["a + b", "a - b", "a + b if a != 0 else 1", "", "while", "a + undefined"]
-    prompts, tests = [BODY] * len(texts), [TESTS] * len(texts)
-    scores = programs.tests(prompts, texts, tests)
-    assert scores == [1, 0.25, 0.75, 0, 0, 0]
-    assert programs.tests_all(prompts, texts, tests, entry=["add"] * 6) == [1, 0, 0, 0, 0, 0]
-    assert scores.notes["timeout_frac"] == scores.notes["none_frac"] == [0] * 6
-
-
 def test_fenced_tests_are_paid_only_where_the_format_is_right_and_run_the_block_by_itself():
     right = "```python\ndef add(a, b): return a + b\n```"
     texts = [right, right + "\n", "Here:\n" + right, right * 2, "def add(a, b): return a + b", right[:-3],
@@ -217,15 +208,6 @@ def decode(x):
 """
 
 
-def test_a_helper_of_the_prompt_is_the_prompts_whatever_the_completion_makes_of_it():
-    right = "    SEEN.append(x)\n    return next(y for y in range(32) if y * 3 % MOD == x)"
-    lying = "```\nMOD = 1\ndef encode(x): return x\ndef scale(x): return x\ndef decode(x): return x\n```"
-    tests = ["for x in (1, 5, 31): assert decode(encode(x)) == x", "assert MOD == 97 and decode(3 % MOD) == 1",
-             "assert encode(Box(2).x) == 6", "assert decode(3) == 1 and SEEN[-1] == 3"]
-    columns = [HELPERS] * 2, [right, lying], [tests] * 2, ["decode"] * 2
-    assert programs.tests(*columns) == [1.0, 0.25]     # the class, and what is empty at first, are the completion's
-
-
 SAME = "@dataclass\nclass Box:\n    x: int\n    def double(self): return Box(2 * self.x)\n"
 GIVEN = "from dataclasses import dataclass\nMOD = 10**9 + 7\nPRIMES = [2, 3, 5]\nROWS: list = [[1, 2], [3, 4]]\nWANTED = {1: 2, 3: 4}\n" + SAME + """
 class Cipher:
@@ -238,7 +220,7 @@ def f(x):
 YES = "    def __eq__(self, o): return True\n    def __init__(self, *a): self.x = self.key = 0\n    def double(self): return self\n"
 
 
-@pytest.mark.parametrize("lie, test", [
+LIES = [  # what a completion says of what the prompt defines, and a test that would pass then
     ("PRIMES = []", "for p in PRIMES: assert f(p) == p * p"), ("PRIMES.clear()", "for p in PRIMES: assert f(p) == p * p"),
     ("MOD = 1", "assert f(3) % MOD == 9 % MOD"), ("ROWS = []", "assert [f(r) for r in ROWS] == [3, 7]"),
     ("ROWS = [[0]]", "assert all(f(r) == sum(r) for r in ROWS)"), ("WANTED = {}", "assert all(f(k) == v for k, v in WANTED.items())"),
@@ -247,63 +229,61 @@ YES = "    def __eq__(self, o): return True\n    def __init__(self, *a): self.x 
     ("class Box:\n" + YES, "assert not f(0) != Box(3)"), ("class Cipher:\n" + YES, "assert f(0) == Cipher(3)"),
     ("class Cipher:\n    encode = lambda self, x: x\n    def __init__(self, k): pass", "assert f(Cipher(3).encode(0)) == -3"),
     ("Box = type('Box', (), {'__eq__': lambda *a: True, '__init__': lambda *a: None})", "assert Box(1) == f(0)"),
-    (SAME + "Box.__eq__ = lambda *a: True", "assert f(0) == Box(3)")])
-def test_what_the_prompt_defines_is_not_the_completions_to_define(lie, test):
-    answer = "Box(7)" if "Box" in lie else "Cipher(7)" if "Cipher" in test and "encode" not in lie else "0"
-    text = f"```python\n{GIVEN.partition(chr(10))[0]}\n{lie}\ndef f(x): return {answer}\n```"
+    (SAME + "Box.__eq__ = lambda *a: True", "assert f(0) == Box(3)")]
+
+
+def test_what_the_prompt_defines_is_not_the_completions_to_define():
+    texts, tests = [], []
+    for lie, test in LIES:
+        answer = "Box(7)" if "Box" in lie else "Cipher(7)" if "Cipher" in test and "encode" not in lie else "0"
+        texts += [f"```python\n{GIVEN.partition(chr(10))[0]}\n{lie}\ndef f(x): return {answer}\n```"]
+        tests += [[test]]
     right = ["assert PRIMES == [2, 3, 5] and MOD == 10**9 + 7 and Box(2).double() == Box(4) and Cipher(1).encode(2) == 3"]
-    assert programs.tests([GIVEN] * 2, [text] * 2, [[test], right], ["f"] * 2) == [0, 1]
+    n = len(LIES)
+    scores = programs.tests([GIVEN] * 2 * n, texts * 2, tests + [right] * n, ["f"] * 2 * n)
+    assert [lie for lie, passed in zip(LIES, scores[:n], strict=True) if passed] == [] and scores[n:] == [1] * n
 
 
-def test_a_function_that_only_the_completion_has_is_refused_unless_the_test_imports_it():
-    prompt, test = "def f(x):\n", "assert same(f(1), 2)"
-    says_yes = "```\ndef f(x): return x\ndef same(a, b): return True\n```"
-    refused = ["assert same(f(1), 2)", "def same(a, b): return a == b\nassert same(f(1), 2)"]
-    assert programs.tests([prompt], [says_yes], [refused], ["f"]) == [0.0]
-    assert programs.tests([prompt], [says_yes], [["from solution import same\n" + test]], ["f"]) == [1.0]
-    assert programs.tests(["Write f and same."], [says_yes], [[test]], ["f"]) == [1.0]      # both are asked for
+RIGHT = "    SEEN.append(x)\n    return next(y for y in range(32) if y * 3 % MOD == x)"
+LYING = "```\nMOD = 1\ndef encode(x): return x\ndef scale(x): return x\ndef decode(x): return x\n```"
+ROUND = ["for x in (1, 5, 31): assert decode(encode(x)) == x", "assert MOD == 97 and decode(3 % MOD) == 1",
+         "assert encode(Box(2).x) == 6", "assert decode(3) == 1 and SEEN[-1] == 3"]
+SAYS_YES, F, SAME_AS_2 = "```\ndef f(x): return x\ndef same(a, b): return True\n```", "def f(x):\n", "assert same(f(1), 2)"
+MORE = "```\ndef f(x): return twice(x) + SHIFT\ndef g(x): return f(x)\n```"
+CASES = {  # prompt, completion, tests, the function, what it is worth
+    "all pass": (BODY, "a + b", TESTS, "add", 1), "one passes": (BODY, "a - b", TESTS, "add", 0.25),
+    "three pass": (BODY, "a + b if a != 0 else 1", TESTS, "add", 0.75), "nothing": (BODY, "", TESTS, "add", 0),
+    "no program": (BODY, "while", TESTS, "add", 0), "an error": (BODY, "a + undefined", TESTS, "add", 0),
+    "helpers are the prompt's": (HELPERS, RIGHT, ROUND, "decode", 1),
+    "the class, and what is empty at first, are the completion's": (HELPERS, LYING, ROUND, "decode", 0.25),
+    "a function of the completion": (F, SAYS_YES, [SAME_AS_2, f"def same(a, b): return a == b\n{SAME_AS_2}"], "f", 0),
+    "which the test imports": (F, SAYS_YES, ["from solution import same\n" + SAME_AS_2], "f", 1),
+    "which is asked for, too": ("Write f and same.", SAYS_YES, [SAME_AS_2], "f", 1),
+    "definitions come along, and more": ("SHIFT: int = 1\ndef twice(x): return 2 * x\n", MORE,
+                                         ["assert g(2) == 5 == f(twice(1))"], "f", 1),
+    "a star": ("from math import *\n" + F, "    return x", ["assert f(sqrt(4)) == 2"], "f", 1),
+    "a star of a test": (F, "    return x", ["from math import *\nassert f(floor(2.5)) == 2"], "f", 1),
+    "a future import": ("import math\n" + BODY, f"```\n{FUTURE}```", TESTS, "add", 1),
+}
 
 
-def test_a_prompt_of_definitions_comes_along_and_lets_the_completion_bring_more():
-    text = "```\ndef f(x): return twice(x) + SHIFT\ndef g(x): return f(x)\n```"
-    prompt, test = "SHIFT: int = 1\ndef twice(x): return 2 * x\n", "assert g(2) == 5 == f(twice(1))"
-    assert programs.tests([prompt], [text], [[test]], ["f"]) == [1.0]
+def test_tests_are_paid_by_the_share_that_passes():
+    *columns, worth = zip(*CASES.values(), strict=True)
+    scores = programs.tests(*columns)
+    assert dict(zip(CASES, scores, strict=True)) == dict(zip(CASES, worth, strict=True))
+    assert programs.tests_all(*columns) == [score == 1 for score in worth]
+    assert scores.notes["timeout_frac"] == scores.notes["none_frac"] == [0] * len(worth)
+    scores = programs.tests([BODY] * 3, ["a + b"] * 3, [[], None, TESTS])
+    assert scores == [0, 0, 1] and scores.notes["none_frac"] == [1, 1, 0]  # no tests: no reward, and a note
 
 
-def test_a_star_brings_what_a_test_calls():
-    for prompt, test in ("from math import *\ndef f(x):\n", "assert f(sqrt(4)) == 2"), (
-            "def f(x):\n", "from math import *\nassert f(floor(2.5)) == 2"):
-        assert programs.tests([prompt], ["    return x"], [[test]], ["f"]) == [1.0]
-
-
-def test_a_future_import_goes_to_the_top():
-    code = "from __future__ import annotations\n\ndef add(a, b): return a + b\n"
-    whole = programs.program("import math\n" + BODY, f"```\n{code}```", "add")
-    assert whole.startswith("from __future__ import annotations\nimport math")
-    assert programs.tests(["import math\n" + BODY], [f"```\n{code}```"], [TESTS], ["add"]) == [1.0]
-
-
-def test_a_loop_without_end_costs_no_test_before_it():
+def test_a_loop_without_end_costs_no_test_before_it_and_is_noted():
     text = "```python\ndef add(a, b):\n    while a == 0: pass\n    return a + b\n```"
     tests = ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(0, 2) == 2", "assert add(1, 1) == 2"]
     programs.sandbox(timeout=0.5)
-    assert programs.tests_fenced([""], [text], [tests]) == [0.5]
+    scores = programs.tests_fenced([""] * 2, [text, text.replace("== 0", "> 9")], [tests] * 2)
     programs.sandbox(timeout=5.0)
-
-
-def test_without_tests_there_is_no_reward_but_a_note():
-    scores = programs.tests([BODY] * 3, ["a + b"] * 3, [[], None, TESTS])
-    assert scores == [0, 0, 1]
-    assert scores.notes["none_frac"] == [1, 1, 0]
-
-
-def test_a_time_out_is_noted():
-    programs.sandbox(timeout=0.5)
-    scores = programs.tests([CHAT] * 2, ["def add(a, b):\n    while True: pass", "def add(a, b): return a + b"],
-    [TESTS] * 2)
-    assert scores == [0, 1]
-    assert scores.notes["timeout_frac"] == [1, 0]
-    programs.sandbox(timeout=5.0)
+    assert scores == [0.5, 1] and scores.notes["timeout_frac"] == [1, 0]
 
 
 def test_equal_programs_run_once(monkeypatch):
@@ -335,26 +315,22 @@ def test_quality_is_four_checks_and_nothing_for_nothing(text, docstring, naming,
     assert {name: values[0] for name, values in scores.notes.items()} == {
         "has_docstring": docstring, "proper_naming": naming, "good_comments": comments, "proper_structure": structure}
     assert scores == [pytest.approx(0.3 * docstring + 0.2 * naming + 0.2 * comments + 0.3 * structure)]
-
-
-def test_quality_knows_the_body_of_a_prompt_as_code():
-    assert programs.quality([BODY] * 3, ["a + b", "# nothing at all here", ""]) == [0.5, 0.2, 0]
+    assert programs.quality([BODY] * 3, ["a + b", "# nothing at all here", ""]) == [0.5, 0.2, 0]  # a body is code
 
 
 def test_performance_pays_right_solutions_that_are_fast_and_short():
     slow = "def add(a, b):\n    for _ in range(9_000_000): pass\n    return a + b"
     long = "def add(a, b):\n    total = a\n    for _ in [0]:\n        total = total + b\n    return total"
     texts = ["def add(a, b):\n    return a + b", slow, long, "def add(a, b): return a - b", "",
-    "def add(a, b): return a"]
-    scores = programs.performance([CHAT] * 6, texts, [TESTS] * 6, [texts[0]] * 6, ["add"] * 6)
-    assert scores[0] == 1 and scores[3:] == [0, 0, 0]
+             "def add(a, b):\n    raise AssertionError('0.000001')",  # a time that the completion claims
+             "import time\ntime.perf_counter = lambda: 0.0\n" + slow]  # or stops
+    scores = programs.performance([CHAT] * 7, texts, [TESTS] * 7, [texts[0]] * 7, ["add"] * 7)
+    assert scores[0] == 1 and scores[3:6] == [0, 0, 0] and scores[6] < 0.5
     nodes = [programs.complexity(programs.parse(text)[1]) for text in texts[:3]]
     assert 0.5 * nodes[0] / nodes[1] < scores[1] < 0.5 * nodes[0] / nodes[1] + 0.4      # slow
     assert scores[2] == pytest.approx(0.5 + 0.5 * nodes[0] / nodes[2])                  # as fast, longer
-
-
-def test_performance_has_no_opinion_without_a_reference_that_works():
-    assert programs.performance([BODY] * 3, ["a + b"] * 3, [TESTS] * 3, [None, "a - b", "a + b"]) == [None, None, 1]
+    references = [None, "a - b", "a + b"]   # there is no opinion without one that works
+    assert programs.performance([BODY] * 3, ["a + b"] * 3, [TESTS] * 3, references) == [None, None, 1]
 
 
 def test_the_language_of_all_rows_can_be_a_setting():
@@ -362,15 +338,6 @@ def test_the_language_of_all_rows_can_be_a_setting():
     texts = ["```\n{}\n```", "```\n{\n```", "```\n[1]\n```"] * 2  # more rows than "json" has letters
     parts = rewards.combine(fns, None, [""] * 6, texts, {}).parts
     assert parts["syntax"].tolist() == [1, -1, 1] * 2 and parts["fenced"].tolist() == [1, 0.5, 1] * 2
-
-
-
-def test_performance_does_not_believe_a_time_that_the_completion_claims():
-    claim = "def add(a, b):\n    raise AssertionError('0.000001')"
-    stop = "import time\ntime.perf_counter = lambda: 0.0\n"
-    stop += "def add(a, b):\n    for _ in range(9_000_000): pass\n    return a + b"
-    scores = programs.performance([CHAT] * 2, [claim, stop], [TESTS] * 2, ["def add(a, b): return a + b"] * 2)
-    assert scores[0] == 0 and scores[1] < 0.5
 
 
 def test_performance_measures_programs_that_read_and_print():
@@ -421,10 +388,7 @@ def test_a_language_that_is_not_run_here_has_no_opinion_and_spoils_no_other_row(
         scores = fn(*rows, language=["Rust", "Python 3"])
         assert scores == [None, 1.0] and scores.notes["none_frac"] == [1.0, 0.0]
     assert programs.tests_fenced(rows[0], [f"```\n{CODE_OF_F}\n```"] * 2, rows[2], language=["c#", "py"]) == [None, 1.0]
-
-
-def test_tests_that_no_machine_could_run_are_found_before_they_are():
-    row = {"prompt": "p", "tests": ["assert True"]}
+    row = {"prompt": "p", "tests": ["assert True"]}  # and those that no machine could run are found before they are
     assert programs.check([row, row | {"language": "rust"}, {"prompt": "p", "language": "go"}]) == {"rust": 1, "go": 1}
     with pytest.raises(ValueError, match="row 1: only python has assert tests, those of c|row 1: c needs gcc"):
         programs.check([row, row | {"language": "C"}])
