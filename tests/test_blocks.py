@@ -89,17 +89,17 @@ def alone(params, x, M, cfg, valid=None):
     return np.asarray(sum(parts))
 
 
-@pytest.mark.parametrize("switches", [dict(shift=True), pytest.param(dict(), marks=pytest.mark.slow),
-                                      pytest.param(dict(window=3), marks=pytest.mark.slow),
-                                      pytest.param(dict(n_layer=9, shift=True), marks=pytest.mark.slow)])  # fmt: skip
-def test_one_clean_copy_serves_all_views_as_a_pass_for_every_block_does(switches):
+@pytest.mark.parametrize("switches, quick", [(dict(shift=True), True), *(
+    pytest.param(more, False, marks=pytest.mark.slow)
+    for more in (dict(), dict(shift=True), dict(window=3), dict(n_layer=9, shift=True)))])  # fmt: skip
+def test_one_clean_copy_serves_all_views_as_a_pass_for_every_block_does(switches, quick):
     cfg, valid = of(**switches), jnp.arange(6) >= jnp.array([[0], [1], [2]])  # padding: columns are no positions
     M = valid & (jax.random.uniform(KEY, (4, 3, 6)) < 0.6)
     four = lambda a: jnp.tile(a, (4, 1))
     params = FAR if not {"n_layer", "window"} & {*switches} else model.init(KEY, cfg)
     want = alone(params, four(X), M.reshape(12, 6), cfg, four(valid)).reshape(M.shape)
-    # All views of all texts, half of those of one, all of one and half of the next; and from a column on.
-    for chunk, start in ((2, 0), (6, 0), (None, 4), (None, 3)):
+    # Half of the views of one text, all of one and half of the next; and from a column on.
+    for chunk, start in ((6, 0), (None, 3)) if quick else ((2, 0), (6, 0), (None, 4), (None, 3)):
         read = M & (jnp.arange(6) >= start)
         logp = view_logp(params, X, M, cfg, valid, start, chunk)[0]
         close(np.where(read, logp, 0), np.where(read, want, 0), 2e-5)
@@ -112,13 +112,10 @@ def test_padding_on_the_left_does_not_move_the_blocks():
 
 
 def test_a_block_of_the_whole_text_is_the_bidirectional_model():
-    both = lambda cfg: logits_of(FAR, X, cfg), of(block_causal=6), of(block_causal=None)
-    close(both[0](both[1]), both[0](both[2]), 2e-6)
-    batch = data.Batch(X, jnp.ones(X.shape, bool), None)
-    a, b = (noise_of(KEY, batch, cfg, paired=True) for cfg in both[1:])
-    np.testing.assert_array_equal(a.z, b.z)
-    close(a.weight, b.weight, 1e-7)
-    close(loss(FAR, a, both[1])[0], loss(FAR, b, both[2])[0], 2e-6)
+    block, plain = of(block_causal=6), of(block_causal=None)
+    close(logits_of(FAR, X, block), logits_of(FAR, X, plain), 2e-6)
+    batch = noise_of(KEY, data.Batch(X, jnp.ones(X.shape, bool), None), block, paired=True)
+    close(loss(FAR, batch, block)[0], loss(FAR, batch, plain)[0], 2e-6)
 
 
 # ---- the bound -------------------------------------------------------------------------------------------------------
@@ -276,18 +273,14 @@ def samples(plan, group=1, **switches):
 
 
 @pytest.mark.parametrize("switches", [dict(), pytest.param(dict(shift=True, block_causal=4), marks=pytest.mark.slow)])
-def test_the_cache_of_finished_blocks_changes_nothing(switches):
-    (x, plain, *_), (y, cached, *_) = (samples(dict(cache=name), **switches) for name in ("none", "prefix"))
+def test_the_cache_of_finished_blocks_changes_nothing_and_trace_scores_what_was_sampled(switches):
+    plan = dict(rule="dynamic", threshold=0.5)
+    (x, plain, *_), (y, cached, z, valid) = (samples(plan | dict(cache=c), 2, **switches) for c in ("none", "prefix"))
     np.testing.assert_array_equal(x, y)
     close(plain["logp"], cached["logp"], 1e-5)
-
-
-@pytest.mark.parametrize("switches", [dict(), pytest.param(dict(shift=True, block_causal=4), marks=pytest.mark.slow)])
-def test_trace_scores_what_was_sampled_as_it_was_sampled(switches):
-    x, trace, z, valid = samples(dict(cache="prefix", rule="dynamic", threshold=0.5), 2, **switches)
-    cfg, hole = of(**switches), z == 4
-    views = diffusion.views(KEY, "trace", hole, step=trace["step"], n=4, cfg=cfg, valid=valid)
-    close(token_logp(FAR, x, views, cfg, valid), trace["logp"], 1e-5)
+    cfg = of(**switches)
+    views = diffusion.views(KEY, "trace", z == 4, step=cached["step"], n=4, cfg=cfg, valid=valid)
+    close(token_logp(FAR, x, views, cfg, valid), cached["logp"], 1e-5)
 
 
 def test_a_text_ends_with_the_block_that_has_its_end():
@@ -302,19 +295,18 @@ def test_a_text_ends_with_the_block_that_has_its_end():
     assert trace["n_steps"] == 2 and (x[0, 2:] == 0).all()  # an end is first in its block, which is filled
 
 
-def test_a_pair_is_not_cut_apart_by_micro_batches():
+def test_what_blocks_do_not_go_with_is_refused():
     with pytest.raises(ValueError, match="has 4 texts in batch_size=8.*: gradient_accumulation_steps=8 must divide 4; "
                                          "--gradient_accumulation_steps=4 does"):
-        config.Config(batch_size=8, paired=True, gradient_accumulation_steps=8)
+        config.Config(batch_size=8, paired=True, gradient_accumulation_steps=8)  # a pair is not cut apart
     config.Config(batch_size=8, paired=True, gradient_accumulation_steps=4)
-
-
-def test_parts_of_a_block_tile_it():
     with pytest.raises(ValueError, match="block_len=3: expected a divisor of block_causal=4"):
         sample.generate(FAR, KEY, X, of(block_causal=4), sample.Plan(block_len=3))
     run = config.Config(max_new_tokens=8, block_len=3, model=of(block_causal=4))
     with pytest.raises(ValueError, match="block_len=3: expected a divisor of block_causal=4"):
         config.check_model(run, run.model, "here")  # and not only at the first evaluation
+    with pytest.raises(ValueError, match="causal=True and block_causal=2: set only one of them"):
+        of(causal=True, shift=True)
 
 
 @pytest.mark.parametrize("new", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 13))])
@@ -340,7 +332,7 @@ def test_a_saved_block_model_is_the_same_again(folder, tmp_path):
     huggingface.save(tmp_path, params, cfg)
     again, same = checkpoint.load(tmp_path)
     assert same == dataclasses.replace(cfg, d_head=cfg.head_dim)
-    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, again))
+    jax.tree.map(np.testing.assert_array_equal, params, again)
 
 
 @pytest.mark.parametrize("name, b", [("TraDo-8B", 4), ("SDAR-4B-Chat-b16", 16)])
@@ -363,11 +355,6 @@ def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches
     assert huggingface.family_of(new) == name and new.block_causal == 4 and new.shift == (name != "sdar")
     close(params["embed"][4], model.init(KEY, cfg)["embed"].mean(0), 1e-6)
     assert np.isfinite(logits_of(params, X, new)).all()
-
-
-def test_a_model_is_causal_over_tokens_or_over_blocks():
-    with pytest.raises(ValueError, match="causal=True and block_causal=2: set only one of them"):
-        of(causal=True, shift=True)
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------

@@ -164,12 +164,18 @@ def same_model(found, denoiser):
     jax.tree.map(np.testing.assert_array_equal, params, denoiser[1])
 
 
-def test_a_denoiser_under_a_causal_name_is_refused_and_opens_as_what_it_is(denoiser):
+def test_a_denoiser_under_a_causal_name_is_refused_and_opens_as_what_it_is(denoiser, capsys):
     said = r"'qwen2', a causal family, but mask_token_id=\d+.*: --open_as=NAME opens it as one of them \(Dream if .*\)"
     with pytest.raises(ValueError, match=said + ", --open_as=qwen2 as it says"):
         checkpoint.load(denoiser[0])
     same_model(checkpoint.load(denoiser[0], open_as="Dream"), denoiser)
     assert checkpoint.load(denoiser[0], open_as="qwen2")[1].causal
+    with pytest.raises(ValueError, match="open_as='Dream' is for other people's folders"):
+        config.Config(init_from="config/sudoku_base.py", open_as="Dream")
+    words = [str(denoiser[0]), "--prompt=ab", "--max_new_tokens=3", "--steps=1"]
+    for more, message in (([], "--open_as=NAME"), (["--open_as=qwen9"], "'qwen9'; known families: llada, Dream")):
+        assert complete.main([*words, *more]) == 2 and message in capsys.readouterr().err
+    assert complete.main([*words, "--open_as=Dream"]) == 0
 
 
 def test_a_mask_in_the_files_of_the_tokenizer_is_no_sign_but_is_said(denoiser, tmp_path, capsys):
@@ -180,19 +186,6 @@ def test_a_mask_in_the_files_of_the_tokenizer_is_no_sign_but_is_said(denoiser, t
     assert complete.main([str(tmp_path), "--prompt=ab", "--max_new_tokens=2"]) == 0
     assert "is read as a causal model, though its tokenizer has a mask, <|mask|>" in capsys.readouterr().err
     same_model(checkpoint.load(tmp_path, open_as="Dream"), denoiser)  # and it is where the id is found
-
-
-def test_a_family_that_is_not_there_is_answered_with_those_that_are(denoiser, capsys):
-    with pytest.raises(ValueError, match="open_as='dream'; known families: llada, Dream, llama"):
-        checkpoint.load(denoiser[0], open_as="dream")
-    assert complete.main([str(denoiser[0]), "--prompt=a", "--open_as=qwen9"]) == 2
-    assert "open_as='qwen9'; known families: llada, Dream" in capsys.readouterr().err
-
-
-def test_sample_py_opens_it(denoiser, capsys):
-    words = [str(denoiser[0]), "--prompt=ab", "--max_new_tokens=3", "--steps=1"]
-    assert complete.main(words) == 2 and "--open_as=NAME" in capsys.readouterr().err
-    assert complete.main([*words, "--open_as=Dream"]) == 0
 
 
 SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4, log_samples=0, diffusion_steps=2,
@@ -236,11 +229,6 @@ def test_a_plan_reads_the_shape_of_it(denoiser, rows, capsys, tmp_path):
         plan.plan_ahead([str(file)], "1xH100")
     plan.plan_ahead([str(file), "--open_as=Dream"], "1xH100")
     assert "1xH100" in capsys.readouterr().out
-
-
-def test_a_run_that_is_trained_first_needs_no_family():
-    with pytest.raises(ValueError, match="open_as='Dream' is for other people's folders"):
-        config.Config(init_from="config/sudoku_base.py", open_as="Dream")
 
 
 # ---- Nemotron-Labs-Diffusion -----------------------------------------------------------------------------------------
@@ -317,23 +305,15 @@ def test_yarn_is_that_of_transformers_in_other_families(kind, rope, tmp_path):
     (dict(rope_parameters=YARN | dict(truncate=False)), "'truncate': False} is not supported"),
     (dict(rope_parameters=YARN | dict(factor="16")), "factor='16'|expected numbers"),
     (dict(rope_parameters=YARN | dict(factor=None)), "is not supported; .*'yarn' with factor and original_max"),
-    (dict(mask_token_id=None), None),
+    (dict(model_type="llama", mask_token_id=None, dlm_paradigm=None,
+          rope_parameters=YARN | dict(llama_4_scaling_beta=0.1)),
+     "llama_4_scaling_beta=0.1 is not supported"),
 ])  # fmt: skip
 def test_a_nemotron_that_computes_something_else_is_refused(change, named, tmp_path):
     keys = dict(model_type="nemotron_labs_diffusion", rope_parameters=YARN, dlm_paradigm="bidirectional")
-    folder = config_only(tmp_path, **keys | change)
-    if named is None:
-        assert huggingface.read_config(folder).mask_id is None
-        return
     with pytest.raises(ValueError, match=named):
-        huggingface.read_config(folder)
-
-
-def test_the_query_scale_of_another_family_is_refused(tmp_path):
-    folder = config_only(tmp_path, model_type="llama", mask_token_id=None,
-                         rope_scaling=YARN | dict(llama_4_scaling_beta=0.1))  # fmt: skip
-    with pytest.raises(ValueError, match="llama_4_scaling_beta=0.1 is not supported"):
-        huggingface.read_config(folder)
+        huggingface.read_config(config_only(tmp_path, **keys | change))
+    assert huggingface.read_config(config_only(tmp_path, **keys | dict(mask_token_id=None))).mask_id is None
 
 
 # ---- a block model that reads its finished text from left to right ---------------------------------------------------
@@ -344,14 +324,15 @@ X = jax.random.randint(jax.random.key(1), (3, 7), 0, 4)
 VALID = jnp.arange(7) >= jnp.array([[0], [2], [1]])
 
 
-@pytest.mark.parametrize("valid", [None, VALID], ids=["no padding", "padding"])
-def test_the_mask_is_that_of_the_words(valid):
+def test_the_mask_is_that_of_the_words():
     z = X.at[0, 3].set(4).at[1, 5:].set(4)
-    far = model.attention_mask(TALL, valid, z)(0).mask
-    for b, pads in enumerate((0, 0, 0) if valid is None else (0, 2, 1)):
-        expected = visible(np.asarray(z[b : b + 1, pads:]), 2, 4)[0]
-        np.testing.assert_array_equal(far[b, pads:, pads:], expected)
-        assert not far[b, pads:, :pads].any() and far[b].any(1).all()
+    mask = jax.jit(lambda z, valid: model.attention_mask(TALL, valid, z)(0).mask)
+    for valid, padded in ((None, (0, 0, 0)), (VALID, (0, 2, 1))):
+        far = mask(z, valid)
+        for b, pads in enumerate(padded):
+            expected = visible(np.asarray(z[b : b + 1, pads:]), 2, 4)[0]
+            np.testing.assert_array_equal(far[b, pads:, pads:], expected)
+            assert not far[b, pads:, :pads].any() and far[b].any(1).all()
 
 
 @pytest.mark.parametrize("switches", [
