@@ -61,32 +61,25 @@ def message(*argv):
 # ---- the files in config/ ----
 
 
-@pytest.mark.parametrize("path", RUNS)
-def test_every_run_can_be_loaded(path):
-    for cfg in [config.read_file(path), config.load([path, "--model=tiny"])] if path in REAL else [config.load([path])]:
+def test_every_run_can_be_loaded_writes_to_a_place_of_its_own_and_starts_from_what_exists():
+    cfgs = [config.read_file(path) if path in REAL else config.load([path]) for path in RUNS]
+    cfgs += [config.load([path, "--model=tiny"]) for path in REAL]
+    for cfg in cfgs:
         for name in vars(cfg):
             assert name == "model" or config.settings.fits(getattr(cfg, name), KINDS[name])
         ours = [name for name in cfg.rewards if ":" not in name]  # else a function in a file of the user's
         assert len(ours) == len(rewards.resolve(ours, judge=len))
         sample.plan(cfg, cfg.temperature)
-
-
-def test_no_two_runs_write_to_the_same_place_and_what_a_run_starts_from_exists():
-    cfgs = [config.read_file(path) for path in RUNS]
-    assert len(RUNS) >= 6
-    cfgs += [config.load([path, "--model=tiny"]) for path in REAL]
-    places = [os.path.abspath(cfg.out_dir) for cfg in cfgs]
-    assert len(set(places)) == len(places)
-    assert all(cfg.out_dir.startswith("out/") for cfg in cfgs)  # what git ignores
-    for cfg in cfgs:
+        assert cfg.out_dir.startswith("out/")  # what git ignores
         assert cfg.init_from is None or not cfg.init_from.endswith(".py") or os.path.exists(cfg.init_from)
+    assert len({os.path.abspath(cfg.out_dir) for cfg in cfgs}) == len(cfgs) > 6
 
 
 # ---- recipes for models that have to be downloaded ----
 
 
 @pytest.mark.parametrize("path", sorted(REAL))
-def test_a_recipe_names_its_downloads_and_that_tiny_needs_none(path, tmp_path):
+def test_a_recipe_names_its_downloads_and_that_tiny_which_the_command_line_overrides_needs_none(path, tmp_path):
     cfg, downloads = config.read_file(path), config.run_file(path)["downloads"]
     said = message(path)
     for key in downloads:
@@ -97,14 +90,9 @@ def test_a_recipe_names_its_downloads_and_that_tiny_needs_none(path, tmp_path):
     assert cfg.init_from in said and ("dataset" not in downloads or cfg.dataset not in said)
     own = config.load([path, f"--dataset={rows}", "--init_from=/nowhere"])
     assert (own.dataset, own.init_from, own.rewards) == (str(rows), "/nowhere", cfg.rewards)
-
-
-@pytest.mark.parametrize("path", sorted(REAL))
-def test_tiny_overrides_the_file_and_the_command_line_overrides_tiny(path):
-    changed = config.run_file(path)["tiny"]
-    cfg = config.load([path, "--model=tiny", "--max_iters=7"])
-    assert cfg == dataclasses.replace(config.read_file(path), **changed | {"max_iters": 7})
-    assert "data/tiny/" in cfg.init_from and "data/tiny/" in cfg.dataset
+    changed, tiny = config.run_file(path)["tiny"], config.load([path, "--model=tiny", "--max_iters=7"])
+    assert tiny == dataclasses.replace(cfg, **changed | {"max_iters": 7})
+    assert "data/tiny/" in tiny.init_from and "data/tiny/" in tiny.dataset
     of_paper = {"rewards", "reward_weights", "logp_est", "loss_type", "kl_beta", "chat_template", "learning_rate"}
     assert not of_paper & set(changed)
 
@@ -212,32 +200,17 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
 ]  # fmt: skip
 
 
-# What is typed for other systems, and our name for each key of it.
-SEEDS = {
-    "--num_generations=4 --beta=0.04 --epsilon=0.2 --epsilon_high=0.28 --num_iterations=2 --max_prompt_length=128 "
-    "--max_completion_length=256 --per_device_train_batch_size=8 --scale_rewards=False --loss_type=dr_grpo":
-        "group_size kl_beta clip_low clip_high updates_per_rollout max_prompt_len max_new_tokens "
-        "batch_size adv_norm",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("line", SEEDS)
-def test_one_message_gives_our_name_for_every_key_of_another_programs_command(line, file):
-    said = raised(config.load, [file, *line.split()])
-    assert re.findall(r"here it is (\w+)", said) == SEEDS[line].split()
-
-
-def test_an_ambiguous_key_of_other_programs_is_answered_with_both_meanings():
-    said = raised(config.load, ["config/sudoku.py", "--num_iterations=1", "--ema_alpha=0.9", "--epsilon=0.1"])
-    assert "here it is updates_per_rollout (TRL, EasyDeL, DiffuCoder), or max_iters (ReLax)" in said
-    assert "here it is ref_decay" in said and "an average of the policy itself is ema_decay" in said
-    assert "here it is clip_low and clip_high (if it is added to a standard deviation: adv_eps)" in said
-
-
-def test_commas_in_parentheses_do_not_separate_rewards(file):
-    of = lambda text: config.load([file, f"--rewards={text}"]).rewards
-    assert of("length(target=4,token_ids=None),exact") == ("length(target=4,token_ids=None)", "exact")
-    assert of(r"regex(pattern=\((a,b)), exact") == (r"regex(pattern=\((a,b))", "exact")
+def test_one_message_gives_our_names_for_every_key_of_another_programs_command(file):
+    typed = ("--num_generations=4 --beta=0.04 --epsilon_high=0.28 --max_prompt_length=128 --max_completion_length=256 "
+             "--per_device_train_batch_size=8 --scale_rewards=False --num_iterations=1 --ema_alpha=0.9 --epsilon=0.1")
+    ours = ("group_size kl_beta clip_high max_prompt_len max_new_tokens batch_size adv_norm updates_per_rollout "
+            "ref_decay clip_low")  # fmt: skip
+    said = raised(config.load, [file, *typed.split()])
+    assert re.findall(r"here it is (\w+)", said) == ours.split()
+    for both in ("updates_per_rollout (TRL, EasyDeL, DiffuCoder), or max_iters (ReLax)",
+                 "an average of the policy itself is ema_decay",
+                 "clip_low and clip_high (if it is added to a standard deviation: adv_eps)"):  # fmt: skip
+        assert both in said
 
 
 @pytest.mark.parametrize("offers, key", [(diffusion.ESTIMATORS, "logp_est"), (grpo.LOSSES, "loss_type"),
@@ -249,11 +222,9 @@ def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key
     assert getattr(config.Config(**{key: "mine"}), key) == "mine"
     text = help.help_text(everything=True)  # which loads all variants, so that their names are there, too
     assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", text, re.M)
-
-
-def test_a_function_that_writes_chats_is_a_new_template(monkeypatch):
-    monkeypatch.setitem(data.CHAT, "mine", lambda turns: f"<{turns[-1][1]}>")
-    assert data.chat("mine", None, data.Tokenizer.bytes(), "Say ")("a") == "<Say a>"
+    if offers is data.CHAT:
+        monkeypatch.setitem(data.CHAT, "mine", lambda turns: f"<{turns[-1][1]}>")
+        assert data.chat("mine", None, data.Tokenizer.bytes(), "Say ")("a") == "<Say a>"
 
 
 def test_the_number_of_views_is_that_of_the_estimator(monkeypatch):
@@ -282,7 +253,7 @@ def test_a_mistake_gives_the_same_message_in_a_file_and_on_the_command_line(tmp_
 
 @pytest.mark.parametrize("key", [key for key, kind in KINDS.items() if {int, float} & {kind, *typing.get_args(kind)}])
 def test_no_number_raises_anything_but_a_value_error(key):
-    for value in (0, -1, 1, 10**30, -1e308, 1e-320):
+    for value in (0, -1, 10**30, -1e308, 1e-320):
         for objective in ("pretrain", "grpo", "judge"):
             with contextlib.suppress(ValueError):
                 cfg = config.Config(objective=objective, init_from="a", rewards=("exact",))
@@ -299,19 +270,14 @@ def test_a_mistake_in_a_file_is_reported_with_its_line(tmp_path):
         "from config.nothing import config": ("line 4", "config.nothing"),
         "config = {}['key']": ("line 4", "KeyError: 'key'"),
         "config = open('/nowhere/at/all')": ("line 4", "/nowhere/at/all"),
+        "cfg = Config()": ("defines no `config = Config(...)`",),
+        "config = dict(max_iters=3)": ("but config = {'max_iters': 3}",), "\0\x80": ("run.py",),
     }.items():
         path = written(tmp_path, text)
         said = message(path)
         assert path in said
         for part in parts:
             assert part in said, said
-
-
-def test_a_file_must_define_config(tmp_path):
-    assert "defines no `config = Config(...)`" in message(written(tmp_path, "cfg = Config()"))
-    assert "but config = {'max_iters': 3}" in message(written(tmp_path, "config = dict(max_iters=3)"))
-    (tmp_path / "binary.py").write_bytes(b"\0\x80\xff")
-    assert "binary.py" in message(tmp_path / "binary.py")
 
 
 def test_a_missing_file_is_reported_with_a_list_of_existing_ones(tmp_path):
@@ -335,20 +301,21 @@ def test_an_unknown_keyword_in_python_gives_the_message_of_the_command_line():
     assert "did you mean 'max_iters'?" in raised(lambda: dataclasses.replace(config.Config(), max_iter=3))
 
 
-def test_exactly_one_config_file_is_required(file):
-    for argv in ([], ["--n_layer=2"], [file, file], [file, "now"]):
+@pytest.mark.parametrize("words, said", [
+    ("--n_layer 3", "write it as --n_layer=3"), ("--lr_end -1e-3", "write it as --lr_end=-1e-3"),
+    ("-max_iters=3", "write it as --max_iters=3"), ("max_iters=3", "write it as --max_iters=3"),
+    ("--tempered", "write it as --tempered=True"), ("--model.causal_text", "write it as --model.causal_text=True"),
+    ("--seed --resume=True", "write it as --seed=value"), ("FILE", "one config file"), ("now", "one config file"),
+    ("--seed=1 --seed=2", "--seed is given twice"), ("--n_layer=1 --model.n_layer=2", "--n_layer is given twice"),
+    ("--out_dir=out/x --init_from=out/x/step-000007", "lies in out_dir"),
+])  # fmt: skip
+def test_what_is_typed_wrongly_is_reported_with_the_right_spelling(file, words, said):
+    words = words.replace("FILE", file).split()
+    assert said in message(file, *words)
+    assert said.partition("=")[0] in message(*words, file)
+    for argv in ([], ["--n_layer=2"]):
         assert "one config file" in message(*argv)
-
-
-@pytest.mark.parametrize("words, cure", [("--n_layer 3", "--n_layer=3"), ("--lr_end -1e-3", "--lr_end=-1e-3"),
-                                         ("-max_iters=3", "--max_iters=3"), ("max_iters=3", "--max_iters=3"),
-                                         ("--tempered", "--tempered=True"),
-                                         ("--model.causal_text", "--model.causal_text=True"),
-                                         ("--seed --resume=True", "--seed=value")])
-def test_a_value_without_an_equals_sign_is_reported_with_the_right_spelling(file, words, cure):
-    for argv in ([file, *words.split()], [*words.split(), file]):
-        said = message(*argv)
-        assert "write it as " in said and (cure in said or argv[-1] == file)
+    assert "has a key twice" in message("config/sudoku_grpo.py", "--base=seed=1,seed=2")
 
 
 def test_what_can_only_mean_one_thing_is_taken_for_it(file):
@@ -368,12 +335,6 @@ def test_words_of_other_programs_and_slips_are_answered_with_ours(file, typed, s
     assert said in message(file, typed)
 
 
-def test_a_key_given_twice_is_refused(file):
-    assert "--seed is given twice" in message(file, "--seed=1", "--seed=2")
-    assert "--n_layer is given twice" in message(file, "--n_layer=1", "--model.n_layer=2")
-    assert "has a key twice" in message("config/sudoku_grpo.py", "--base=seed=1,seed=2")
-
-
 def test_a_base_key_on_the_command_line_replaces_the_one_in_the_file(tmp_path):
     (tmp_path / "x.py").write_text("from dataclasses import replace\nfrom config.sudoku_grpo import config as given\n"
                                    "config = replace(given, base=('seed=1', 'max_iters=9'))\n")
@@ -381,20 +342,19 @@ def test_a_base_key_on_the_command_line_replaces_the_one_in_the_file(tmp_path):
     assert cfg.base == ("max_iters=9", "seed=2") and config.base_run(cfg).seed == 2
 
 
-def test_runs_that_start_from_each_other_are_refused(tmp_path):
+def test_runs_that_start_from_each_other_are_refused(tmp_path, file):
     first, second = (tmp_path / name for name in ("first.py", "second.py"))
     written(tmp_path, f"config = Config(out_dir='out/1', init_from={str(second)!r})", "first.py")
     written(tmp_path, f"config = Config(out_dir='out/2', init_from={str(first)!r})", "second.py")
     third = written(tmp_path, f"config = Config(out_dir='out/3', init_from={str(first)!r})", "third.py")
     for path in (first, second, third):
         assert "give that another out_dir" in message(path)
-
-
-def test_a_run_may_start_from_its_own_checkpoints_only_if_it_does_not_move_them_aside(file):
-    argv = [file, "--out_dir=out/x", "--init_from=out/x/step-000007"]
-    assert "lies in out_dir" in message(*argv)
-    assert config.load([*argv, "--resume=True"]).resume
+    resumed = config.load([file, "--out_dir=out/x", "--init_from=out/x/step-000007", "--resume=True"])
+    assert resumed.resume  # which moves its own checkpoints nowhere
     assert config.load([file, "--out_dir=out/x", "--init_from=out/xyz"]).init_from == "out/xyz"  # no folder in out/x
+    # With a slash at the end the folder of the base, out/x/_base, would lie in the run's own.
+    base = config.base_run(config.load(["config/sudoku_grpo.py", "--out_dir=./out/x/", "--base.seed=1"]))
+    assert base.out_dir == "out/x_base"
 
 
 # ---- values ----
@@ -413,13 +373,13 @@ def test_values_of_every_type_are_read(file):
     of_model = dict(dtype="bfloat16", n_layer=3, d_ff=None, rope_theta=100, n_kv_head=2)
     shape = dataclasses.replace(model.ModelConfig(n_layer=2), **of_model)
     assert cfg == dataclasses.replace(config.Config(dataset="sudoku"), **asked, model=shape)
-
-
-def test_a_tuple_of_one_and_an_empty_tuple_can_be_written(file):
-    assert config.load([file, "--rewards=exact"]).rewards == ("exact",)
-    assert config.load([file, "--rewards="]).rewards == config.load([file, "--rewards=()"]).rewards == ()
+    of = lambda text, key="rewards": getattr(config.load([file, f"--{key}={text}"]), key)
+    assert of("exact") == ("exact",) and of("") == of("()") == ()
     for pair in ("0,5", "(0,5)", "((0,5),)", "[[0, 5]]"):
-        assert config.load([file, f"--curriculum={pair}"]).curriculum == ((0, 5),)
+        assert of(pair, "curriculum") == ((0, 5),)
+    # Commas in parentheses do not separate rewards.
+    assert of("length(target=4,token_ids=None),exact") == ("length(target=4,token_ids=None)", "exact")
+    assert of(r"regex(pattern=\((a,b)), exact") == (r"regex(pattern=\((a,b))", "exact")
 
 
 def test_the_order_of_overrides_does_not_matter(file):
@@ -498,7 +458,7 @@ def test_help_lists_the_keys_of_a_first_run_and_names_the_command_for_the_rest()
     assert first.endswith("--help=all prints them all") and len(first.splitlines()) <= 45  # a screen
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["config/sudoku.py", "--help"], ["--help=all"]])
+@pytest.mark.parametrize("argv", [["--help"], ["config/sudoku.py", "-h"], ["--help=all"]])
 def test_help_ignores_all_other_arguments(argv, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", *argv])
     with pytest.raises(SystemExit) as e:
@@ -518,13 +478,6 @@ def test_main_reports_a_mistake_in_one_line(tmp_path, file, monkeypatch):
         with pytest.raises(SystemExit) as e:
             train.main()
         assert re.fullmatch(r"error: .{10,700}", e.value.code), argv
-
-
-def test_a_slash_at_the_end_of_out_dir_changes_no_name(file):
-    # Else the folder of its base, out/x/_base, would lie in the run's own.
-    assert config.load([file, "--out_dir=out/x/"]).out_dir == "out/x"
-    base = config.base_run(config.load(["config/sudoku_grpo.py", "--out_dir=./out/x/", "--base.seed=1"]))
-    assert base.out_dir == "out/x_base"
 
 
 def test_a_model_takes_the_keys_of_its_variants_as_its_own():

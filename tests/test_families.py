@@ -305,15 +305,15 @@ def test_yarn_is_that_of_transformers_in_other_families(kind, rope, tmp_path):
     (dict(rope_parameters=YARN | dict(truncate=False)), "'truncate': False} is not supported"),
     (dict(rope_parameters=YARN | dict(factor="16")), "factor='16'|expected numbers"),
     (dict(rope_parameters=YARN | dict(factor=None)), "is not supported; .*'yarn' with factor and original_max"),
-    (dict(model_type="llama", mask_token_id=None, dlm_paradigm=None,
-          rope_parameters=YARN | dict(llama_4_scaling_beta=0.1)),
-     "llama_4_scaling_beta=0.1 is not supported"),
 ])  # fmt: skip
 def test_a_nemotron_that_computes_something_else_is_refused(change, named, tmp_path):
     keys = dict(model_type="nemotron_labs_diffusion", rope_parameters=YARN, dlm_paradigm="bidirectional")
     with pytest.raises(ValueError, match=named):
         huggingface.read_config(config_only(tmp_path, **keys | change))
     assert huggingface.read_config(config_only(tmp_path, **keys | dict(mask_token_id=None))).mask_id is None
+    scaled = YARN | dict(llama_4_scaling_beta=0.1)
+    with pytest.raises(ValueError, match="llama_4_scaling_beta=0.1 is not supported"):
+        huggingface.read_config(config_only(tmp_path, model_type="llama", mask_token_id=None, rope_scaling=scaled))
 
 
 # ---- a block model that reads its finished text from left to right ---------------------------------------------------
