@@ -5,6 +5,7 @@ import glob
 import itertools
 import json
 import os
+import re
 import select
 import shlex
 import shutil
@@ -115,6 +116,13 @@ class Browser:
             text = {"text": "\r"} if key == "Enter" else {"text": key} if key not in codes else {}
             self.send("Input.dispatchKeyEvent", type="keyDown", **press, **text)
             self.send("Input.dispatchKeyEvent", type="keyUp", **press)
+
+    def looks(self, width, dark):
+        """Assert that the page is no wider than the window, is dark or light, and has reported nothing."""
+        assert self.run("document.documentElement.scrollWidth") <= width
+        back, text = (int(re.search(r"\d+", self.run(f"getComputedStyle(document.body).{name}"))[0])
+                      for name in ("backgroundColor", "color"))  # fmt: skip
+        assert (back < 60) == dark and (text > 200) == dark and not self.errors
 
     def picture(self, path):
         data = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]

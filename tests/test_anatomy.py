@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from browser import needs_browser
-from shared import compiled_once
+from shared import compiled_once, lines
 
 import config
 import data
@@ -78,14 +78,9 @@ def arguments(place, kind, out_dir, **changes):
     return [str(recipe), *(f"--{key}={value}" for key, value in (keys | KINDS[kind][1] | changes).items())]
 
 
-def content_of(path):
-    text = open(path, encoding="utf-8").read()
-    return json.loads(text.split('type="application/json">')[1].split("</script>")[0])
-
-
 def write(path, argv):
     anatomy.write(argv, str(path))
-    return content_of(path)
+    return json.loads(path.read_text(encoding="utf-8").split('type="application/json">')[1].split("</script>")[0])
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +94,10 @@ def pages(place):
     return made
 
 
-def rows_of(out, name):
-    return [json.loads(line) for line in open(f"{out}/{name}")]
-
-
 @EACH
 def test_the_page_has_the_numbers_that_the_run_logged(kind, pages):
     out, page, _ = pages(kind)
-    logged = next(row for row in rows_of(out, "metrics.jsonl") if row["step"] == 2 and "loss" in row)
+    logged = next(row for row in lines(out) if row["step"] == 2 and "loss" in row)
     assert page["iteration"] == 2 and page["kind"] == kind and len(page["updates"]) == 4
     rule = {"denoiser": "sample.py: quota", "block": "variants/static.py: static"}.get(kind)
     assert (page["functions"]["rule"] or {}).get("at") == rule
@@ -114,7 +105,7 @@ def test_the_page_has_the_numbers_that_the_run_logged(kind, pages):
         np.testing.assert_allclose(np.mean([u[name] for u in page["updates"]]), logged[name], rtol=1e-4, atol=1e-7)
     for name in ("reward", "reward_std", "adv/std", "completions/mean_length"):
         np.testing.assert_allclose(page["notes"][name], logged[name], rtol=1e-5)
-    group = next(row for row in rows_of(out, "rollouts.jsonl") if row["step"] == 2)
+    group = next(row for row in lines(out, "rollouts.jsonl") if row["step"] == 2)
     shown = [p for p in page["prompts"] if p["text"] == group["prompt"]]
     assert shown, "all four prompts are shown"
     assert [c["text"] for c in shown[0]["completions"]] == group["completions"]
@@ -199,7 +190,7 @@ def test_a_finished_run_shows_its_first_iteration_and_its_folder_is_only_read(pa
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
     page = write(tmp_path / "finished.html", arguments(place, "causal", out, init_from=place / "denoiser"))
     assert before == {p: p.stat().st_mtime_ns for p in out.rglob("*")}
-    logged = next(row for row in rows_of(out, "metrics.jsonl") if row["step"] == 1 and "loss" in row)
+    logged = next(row for row in lines(out) if row["step"] == 1 and "loss" in row)
     assert page["iteration"] == 1 and page["start"] == "causal"
     np.testing.assert_allclose(np.mean([u["loss"] for u in page["updates"]]), logged["loss"], rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(page["notes"]["reward"], logged["reward"], rtol=1e-5)
@@ -217,11 +208,7 @@ def test_an_unfinished_run_goes_on_from_its_newest_checkpoint_and_a_new_one_begi
     new = write(tmp_path / "first.html", arguments(place, "causal", tmp_path / "new"))
     assert (new["iteration"], new["start"]) == (1, "causal") and not (tmp_path / "new").exists()
     assert "iteration 2 of run_causal, from its checkpoint step-000001" in capsys.readouterr().out
-
-
-def test_a_finished_run_whose_start_is_gone_names_a_checkpoint(pages, place, tmp_path):
-    out, *_ = pages("causal")
-    shutil.copytree(out, tmp_path / "run")
+    shutil.copytree(out, tmp_path / "run")  # finished, and what it started from is gone
     run = json.loads((tmp_path / "run/step-000002/run.json").read_text())
     run["config"]["init_from"] = "/gone"
     (tmp_path / "run/step-000002/run.json").write_text(json.dumps(run))
@@ -310,7 +297,4 @@ def test_the_keyboard_reaches_every_station_completion_update_and_step(pages, br
 def test_the_page_fits_wide_and_narrow_light_and_dark(width, dark, pages, browser):
     browser.open(pages("causal")[2], width=width, dark=dark)
     browser.run("document.querySelectorAll('details').forEach(d => { d.open = true })")
-    assert browser.run("document.documentElement.scrollWidth") <= width
-    back, text = (list(map(int, re.findall(r"\d+", browser.run(f"getComputedStyle(document.body).{name}"))))
-                  for name in ("backgroundColor", "color"))  # fmt: skip
-    assert (back[0] < 60) == dark and (text[0] > 200) == dark and not browser.errors
+    browser.looks(width, dark)

@@ -60,11 +60,22 @@ def test_a_log_with_a_number_that_is_not_finite_has_the_other_points_of_its_curv
     assert loss["steps"] == [*range(0, 101, 10), 120] and loss["y"][-1] == 0.5 and loss["minutes"][-1] == 2 / 60
 
 
-def test_the_page_fetches_nothing_and_texts_end_no_script(cfg):
-    text = open(f"{cfg.out_dir}/report.html", encoding="utf-8").read()
+def test_the_page_fetches_nothing_and_says_what_the_run_is_and_where_its_time_went(cfg):
+    path = f"{cfg.out_dir}/report.html"
+    text, found = open(path, encoding="utf-8").read(), page_of(cfg)
     assert not re.search(r"(src|href)=|url\(|@import|fetch\(", text) and text.count("<script") == 2
     assert "default-src 'none'" in text and "hidden_answer" not in text
     assert sorted(os.listdir(cfg.out_dir)) == sorted([*checkpoint.LOGS, "run.json", "report.html"])
+    assert found["stages"] == {"rollout": 51.0, "update": 2.0}  # means over the logged iterations
+    assert found["about"][1].startswith("step 100 of 100 after ") and found["about"][1].endswith(" 700 tokens")
+    assert found["group"]["completions"][1] == "no" and found["group"]["rewards"] == {"good": [1, None]}
+    keys = {name: (here, usual) for name, here, usual in found["keys"]}
+    differ = {name: here for name, (here, usual) in keys.items() if here != usual}
+    assert differ == {"out_dir": cfg.out_dir, "batch_size": "7", "max_iters": "100"}
+    assert keys.keys() == config.flatten(cfg).keys() and found["done"] is False
+    assert runs.seconds_since(path) < runs.REPORT_SECONDS < runs.seconds_since(f"{path}.none")
+    runs.ending(cfg, None)
+    assert page_of(cfg)["done"] is True
 
 
 def test_curves_have_their_units_and_the_standard_error_as_a_band(cfg):
@@ -76,20 +87,10 @@ def test_curves_have_their_units_and_the_standard_error_as_a_band(cfg):
     np.testing.assert_allclose(line["high"], np.array(line["y"]) + 0.1)
     assert panels["gradient norm"]["lines"][0]["steps"] == [0], "nan is no number"
     assert [line["name"] for line in panels["loss"]["lines"]] == ["loss", "nelbo"]
-
-
-def test_long_curves_are_thinned_and_keep_their_last_point():
     rows = [{"step": step, "time": 60.0 * step, "loss": step} for step in range(1, 1004)]
-    line = report.line_of(rows, "loss")
+    line = report.line_of(rows, "loss")  # a long one is thinned, and keeps its last point
     assert len(line.y) <= report.POINTS + 1 and line.y[0] == 1 and line.y[-1] == 1003 and line.minutes[-1] == 1003
     assert report.line_of(rows, "val/none") is None
-
-
-def test_the_page_says_where_the_time_went_and_shows_the_last_group(cfg):
-    found = page_of(cfg)
-    assert found["stages"] == {"rollout": 51.0, "update": 2.0}  # means over the logged iterations
-    assert found["about"][1].startswith("step 100 of 100 after ") and found["about"][1].endswith(" 700 tokens")
-    assert found["group"]["completions"][1] == "no" and found["group"]["rewards"] == {"good": [1, None]}
 
 
 @pytest.mark.parametrize("rewards, steps, shown", [
@@ -172,21 +173,6 @@ def test_a_film_shows_every_token_at_its_step_as_blue_as_the_model_was_sure(cfg)
     assert "12" in [t.text for t in films[0].findall(f"{SVG}text")]  # what was given is there from the start
 
 
-def test_keys_are_told_with_their_defaults(cfg):
-    keys = {name: (here, usual) for name, here, usual in page_of(cfg)["keys"]}
-    differ = {name: here for name, (here, usual) in keys.items() if here != usual}
-    assert differ == {"out_dir": cfg.out_dir, "batch_size": "7", "max_iters": "100"}
-    assert keys.keys() == config.flatten(cfg).keys()
-
-
-def test_a_page_of_a_run_that_goes_on_is_written_now_and_then_and_says_so(cfg):
-    assert page_of(cfg)["done"] is False
-    path = f"{cfg.out_dir}/report.html"
-    assert runs.seconds_since(path) < runs.REPORT_SECONDS < runs.seconds_since(f"{path}.none")
-    runs.ending(cfg, None)
-    assert page_of(cfg)["done"] is True
-
-
 # ---- several runs ----
 
 
@@ -246,12 +232,13 @@ def test_a_run_has_the_same_colour_in_every_chart(seeds):
 @pytest.mark.parametrize("lacks, sentence", [
     ("the folder of --out", "error: TMP/no/x.html cannot be read or written: no such file or directory"),
     ("run.json", "error: TMP/run_0/run.json is missing or has no config"),
+    ("a run", "error: 'TMP' holds no run: there are no metrics in"),
 ])  # fmt: skip
 def test_what_cannot_be_compared_or_written_is_one_sentence(lacks, sentence, seeds, tmp_path, monkeypatch):
-    out = f"{tmp_path}/{'x' if lacks == 'run.json' else 'no/x'}.html"
+    given, out = tmp_path if lacks == "a run" else seeds[0], f"{tmp_path}/{'x' if lacks == 'run.json' else 'no/x'}.html"
     if lacks == "run.json":
         os.remove(f"{seeds[0]}/run.json")
-    monkeypatch.setattr(sys, "argv", ["tools/compare.py", seeds[0], f"--out={out}"])
+    monkeypatch.setattr(sys, "argv", ["tools/compare.py", str(given), f"--out={out}"])
     with pytest.raises(SystemExit) as e:
         compare.main()
     assert e.value.code.startswith(sentence.replace("TMP", str(tmp_path)))
@@ -265,15 +252,6 @@ def test_the_interval_is_that_of_the_bootstrap():
     assert compare.interquartile_mean(np.array([5.0, 1.0, 3.0])) == 3
 
 
-def test_a_folder_without_a_run_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["tools/compare.py", str(tmp_path)])
-    with pytest.raises(SystemExit, match="holds no run: there are no metrics in"):
-        compare.main()
-
-
-# ---- the animation of the README ----
-
-
 # ---- in a browser ----
 
 
@@ -281,10 +259,8 @@ def test_a_folder_without_a_run_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize("width, dark", [(1280, False), (400, True)])
 def test_the_page_fits_wide_and_narrow_light_and_dark_and_runs_nothing_of_a_text(width, dark, cfg, browser):
     browser.open(f"{cfg.out_dir}/report.html", width=width, dark=dark)
-    assert browser.run("document.documentElement.scrollWidth") <= width
-    assert browser.run("document.querySelectorAll('#curves figure').length") == 4
-    back = re.findall(r"\d+", browser.run("getComputedStyle(document.body).backgroundColor"))
-    assert (int(back[0]) < 60) == dark and not browser.errors and len(browser.requests) == 1
+    browser.looks(width, dark)
+    assert browser.run("document.querySelectorAll('#curves figure').length") == 4 and len(browser.requests) == 1
     assert browser.run("document.scripts.length") == 2 and browser.run("document.querySelectorAll('.film').length") == 2
     shown = browser.run("document.querySelector('#group td').textContent")
     assert "</script><script>alert(1)</script>" in shown
