@@ -145,9 +145,10 @@ def test_log_probs_ratios_and_parts_are_those_of_the_formulas(kind, pages):
                                      if u["number"] == 0)  # fmt: skip
 
 
-def test_log_probs_before_and_after_are_those_of_the_checkpoints(pages):
+@EACH
+def test_log_probs_before_and_after_are_those_of_the_checkpoints(kind, pages):
     """The checkpoints before and after the iteration score the completions."""
-    out, page, _ = pages("causal")
+    out, page, _ = pages(kind)
     compared, score = 0, jax.jit(diffusion.view_logp, static_argnames=("cfg", "start"))
     for step, name, number in ((1, "logp", 0), (2, "after", 3)):
         params, shape = checkpoint.load(f"{out}/step-{step:06d}")
@@ -156,10 +157,13 @@ def test_log_probs_before_and_after_are_those_of_the_checkpoints(pages):
             valid = np.arange(14)[None] >= 8 - len(ids)
             for c in prompt["completions"]:
                 x = np.array([[TOK.pad_id] * (8 - len(ids)) + ids + c["ids"]])
-                expected, _ = score(params, x, np.zeros((1, 1, 14), bool), cfg=shape, valid=valid, start=8)
                 for u in (u for u in c["updates"] if u["number"] == number):
-                    counts = np.array(u["counts"])
-                    np.testing.assert_allclose(np.array(u[name])[counts], expected[0, 0, 8:][counts], atol=1e-4)
+                    masked, weight = np.zeros((6, 1, 14), bool), np.zeros((6, 6))  # of at most 6 views
+                    for i, view in enumerate(u["views"]):
+                        masked[i, 0, 8:], weight[i, view["scored"]] = view["masked"], view["weight"]
+                    each, _ = score(params, x, masked, cfg=shape, valid=valid, start=8)
+                    counts, expected = np.array(u["counts"]), (weight * each[:, 0, 8:]).sum(0)
+                    np.testing.assert_allclose(np.array(u[name])[counts], expected[counts], atol=1e-4)
                     compared += 1
     assert compared == 12
 
@@ -186,34 +190,34 @@ def test_every_function_that_the_page_names_is_there():
 def test_a_finished_run_shows_its_first_iteration_and_its_folder_is_only_read(pages, place, tmp_path, capsys):
     """The iteration after the end learns nothing. The first one starts from what the run started from, whatever
     init_from is now, and has the numbers that the run logged."""
-    out, *_ = pages("causal")
+    out, *_ = pages("denoiser")
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
-    page = write(tmp_path / "finished.html", arguments(place, "causal", out, init_from=place / "denoiser"))
+    page = write(tmp_path / "finished.html", arguments(place, "denoiser", out, init_from=place / "causal"))
     assert before == {p: p.stat().st_mtime_ns for p in out.rglob("*")}
     logged = next(row for row in lines(out) if row["step"] == 1 and "loss" in row)
-    assert page["iteration"] == 1 and page["start"] == "causal"
+    assert page["iteration"] == 1 and page["start"] == "denoiser"
     np.testing.assert_allclose(np.mean([u["loss"] for u in page["updates"]]), logged["loss"], rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(page["notes"]["reward"], logged["reward"], rtol=1e-5)
     said = capsys.readouterr().out
     assert f"{out} is finished, so this is its first iteration" in said and "/tmp/tmp" not in said
-    assert "iteration 1 of run_causal, from causal" in said and "resuming" not in said
+    assert "iteration 1 of run_denoiser, from denoiser" in said and "resuming" not in said
 
 
 def test_an_unfinished_run_goes_on_from_its_newest_checkpoint_and_a_new_one_begins(pages, place, tmp_path, capsys):
-    out, *_ = pages("causal")
-    shutil.copytree(out, tmp_path / "run_causal")
-    shutil.rmtree(tmp_path / "run_causal/step-000002")
-    page = write(tmp_path / "on.html", arguments(place, "causal", tmp_path / "run_causal"))
+    out, *_ = pages("denoiser")
+    shutil.copytree(out, tmp_path / "run_denoiser")
+    shutil.rmtree(tmp_path / "run_denoiser/step-000002")
+    page = write(tmp_path / "on.html", arguments(place, "denoiser", tmp_path / "run_denoiser"))
     assert page["iteration"] == 2 and page["start"] == "its checkpoint step-000001"
-    new = write(tmp_path / "first.html", arguments(place, "causal", tmp_path / "new"))
-    assert (new["iteration"], new["start"]) == (1, "causal") and not (tmp_path / "new").exists()
-    assert "iteration 2 of run_causal, from its checkpoint step-000001" in capsys.readouterr().out
+    new = write(tmp_path / "first.html", arguments(place, "denoiser", tmp_path / "new"))
+    assert (new["iteration"], new["start"]) == (1, "denoiser") and not (tmp_path / "new").exists()
+    assert "iteration 2 of run_denoiser, from its checkpoint step-000001" in capsys.readouterr().out
     shutil.copytree(out, tmp_path / "run")  # finished, and what it started from is gone
     run = json.loads((tmp_path / "run/step-000002/run.json").read_text())
     run["config"]["init_from"] = "/gone"
     (tmp_path / "run/step-000002/run.json").write_text(json.dumps(run))
     with pytest.raises(ValueError, match=r"began from /gone, which is not there: .* --out_dir=\S+/run/step-000001"):
-        write(tmp_path / "x.html", arguments(place, "causal", tmp_path / "run"))
+        write(tmp_path / "x.html", arguments(place, "denoiser", tmp_path / "run"))
 
 
 @pytest.mark.parametrize("flag, changes, message", [
@@ -224,11 +228,11 @@ def test_an_unfinished_run_goes_on_from_its_newest_checkpoint_and_a_new_one_begi
     ("x.html", dict(out_dir="out/none/step-000007"), "'out/none/step-000007' is not a folder"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused(flag, changes, message, pages, place):
-    out, *_ = pages("causal")
+    out, *_ = pages("denoiser")
     if changes.get("objective"):
         argv = [str(place / "recipe.py"), "--objective=pretrain"]
     else:
-        argv = arguments(place, "causal", **{"out_dir": out} | changes)
+        argv = arguments(place, "denoiser", **{"out_dir": out} | changes)
     with pytest.raises(ValueError, match=re.escape(message)):
         anatomy.write(argv, str(place / flag))
 
@@ -295,6 +299,6 @@ def test_the_keyboard_reaches_every_station_completion_update_and_step(pages, br
 @needs_browser
 @pytest.mark.parametrize("width, dark", [(1280, False), (400, True)])
 def test_the_page_fits_wide_and_narrow_light_and_dark(width, dark, pages, browser):
-    browser.open(pages("causal")[2], width=width, dark=dark)
+    browser.open(pages("denoiser")[2], width=width, dark=dark)
     browser.run("document.querySelectorAll('details').forEach(d => { d.open = true })")
     browser.looks(width, dark)
