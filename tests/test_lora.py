@@ -162,29 +162,32 @@ def test_a_base_held_in_bfloat16_computes_what_one_cast_at_every_step_does(saved
 # ---- the format of PEFT ----
 
 
+def read_by_peft(base, folder=None, kind="CausalLM", **more):
+    """Open a base, and adapters on it, as peft does -> the model, what it makes of TOKENS."""
+    peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
+    auto = getattr(transformers, f"AutoModelFor{kind}")
+    theirs = auto.from_pretrained(base, attn_implementation="eager", **more)
+    if folder:
+        theirs = peft.PeftModel.from_pretrained(theirs, folder)
+    with torch.no_grad():
+        return theirs, theirs.eval()(torch.tensor(np.asarray(TOKENS))).logits.numpy()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AUTOREGRESSIVE)
 def test_adapters_open_in_peft_with_the_same_logits(name, saved):
-    peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
     cfg = SAVED[name]
     base, new, folder = saved(cfg)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder.parent / "base", attn_implementation="eager")
-    theirs = peft.PeftModel.from_pretrained(theirs, folder).eval()
-    with torch.no_grad():
-        raw = theirs(torch.tensor(np.asarray(TOKENS))).logits.numpy()
+    _, raw = read_by_peft(folder.parent / "base", folder)
     close(model.logits(lora.adapted(base, new, 5.0), TOKENS, cfg)[:, 1:], raw[:, :-1])
 
 
 @pytest.mark.slow
 def test_a_judge_of_adapters_opens_in_peft_with_the_same_scores(saved):
-    peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
     cfg = dataclasses.replace(SAVED["llama"], pad_id=39)
     base, new, folder = saved(cfg, n_out=1)
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder.parent / "base", num_labels=1)
-    theirs = peft.PeftModel.from_pretrained(theirs, folder).eval()
-    with torch.no_grad():
-        raw = theirs(torch.tensor(np.asarray(TOKENS))).logits[:, 0].numpy()
-    close(model_judge.rate(lora.adapted(base, new, 5.0), TOKENS, cfg, jnp.ones(TOKENS.shape, bool)), raw)
+    _, raw = read_by_peft(folder.parent / "base", folder, "SequenceClassification", num_labels=1)
+    close(model_judge.rate(lora.adapted(base, new, 5.0), TOKENS, cfg, jnp.ones(TOKENS.shape, bool)), raw[:, 0])
 
 
 @pytest.mark.slow
@@ -217,16 +220,14 @@ def test_in_peft_the_head_of_llada_is_not_taken_for_a_matrix_of_the_same_name(sa
 
 @pytest.mark.slow
 def test_adapters_that_peft_wrote_open_here(saved, tmp_path):
-    peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
+    peft = pytest.importorskip("peft")
     cfg = SAVED["qwen2"]
     _, _, folder = saved(cfg)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder.parent / "base", attn_implementation="eager")
+    theirs, _ = read_by_peft(folder.parent / "base")
     asked = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False,
                             task_type="CAUSAL_LM")  # fmt: skip
-    theirs = peft.get_peft_model(theirs, asked).eval()
-    theirs.save_pretrained(tmp_path / "theirs")
-    with torch.no_grad():
-        raw = theirs(torch.tensor(np.asarray(TOKENS))).logits.numpy()
+    peft.get_peft_model(theirs, asked).save_pretrained(tmp_path / "theirs")
+    _, raw = read_by_peft(folder.parent / "base", tmp_path / "theirs")
     close(model.logits(checkpoint.load(tmp_path / "theirs")[0], TOKENS, cfg)[:, 1:], raw[:, :-1])
 
 
@@ -268,32 +269,29 @@ def test_a_base_that_is_gone_or_another_is_named(saved, tmp_path):
         checkpoint.load(folder)
 
 
-@pytest.mark.parametrize("length", [1, 2])
-def test_adapters_that_are_their_own_base_are_one_sentence(length, saved, tmp_path):
-    _, _, folder = saved(SAVED["llada"])
-    folders = [tmp_path / f"lora{i}" for i in range(length)]
-    for i, copy in enumerate(folders):
-        shutil.copytree(folder, copy)
-        theirs = json.loads((copy / "adapter_config.json").read_text())
-        theirs["base_model_name_or_path"] = str(folders[(i + 1) % length])
-        (copy / "adapter_config.json").write_text(json.dumps(theirs))
-    with pytest.raises(ValueError, match="adapters that are their own base: .*lora0 -> .*lora0; write the folder") as e:
-        checkpoint.load(folders[0])
-    assert "\n" not in str(e.value)
-
-
-@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_damaged_file_of_adapters_is_named_in_one_sentence(name, saved):
-    _, _, folder = saved(SAVED["llada"])
-    content = (folder / name).read_bytes()
-    for broken in (content[: len(content) // 2], b"", b"[1]"):
-        (folder / name).write_bytes(broken)
-        with pytest.raises(ValueError, match=name) as e:
+def test_adapters_that_are_their_own_base_or_damaged_are_named_in_one_sentence(saved, tmp_path):
+    def refused(folder, named):
+        with pytest.raises(ValueError, match=named) as e:
             checkpoint.load(folder)
         assert "\n" not in str(e.value)
-    os.remove(folder / name)
-    with pytest.raises(ValueError, match="missing|neither a config.json"):
-        checkpoint.load(folder)
+
+    _, _, folder = saved(SAVED["llada"])
+    names = "adapter_config.json", "adapter_model.safetensors"
+    theirs, folders = json.loads((folder / names[0]).read_text()), [tmp_path / "lora0", tmp_path / "lora1"]
+    for copy, base in zip(folders, folders[::-1], strict=True):
+        shutil.copytree(folder, copy)
+        disk.write_json(copy / names[0], theirs | {"base_model_name_or_path": str(base)})
+    refused(folders[0], "adapters that are their own base: .*lora0 -> .*lora1 -> .*lora0; write the folder")
+    disk.write_json(folders[0] / names[0], theirs | {"base_model_name_or_path": str(folders[0])})
+    refused(folders[0], "adapters that are their own base: .*lora0 -> .*lora0; write the folder")
+    for name in names:
+        content = (folder / name).read_bytes()
+        for broken in (content[: len(content) // 2], b"", b"[1]"):
+            (folder / name).write_bytes(broken)
+            refused(folder, name)
+        os.remove(folder / name)
+        refused(folder, "missing|neither a config.json")
+        (folder / name).write_bytes(content)
 
 
 # ---- runs ----
@@ -429,8 +427,7 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
     base, shape = checkpoint.load(place / "base")
     merged, _ = checkpoint.load(cfg.out_dir)
     unmerged = lora.adapted(base, state.average, cfg.lora_alpha)  # what is saved is the average, where there is one
-    tokens = TOKENS + 60
-    close(model.logits(merged, tokens, shape), model.logits(unmerged, tokens, shape), 1e-5)
+    close(model.logits(merged, TOKENS + 60, shape), model.logits(unmerged, TOKENS + 60, shape), 1e-5)
     capsys.readouterr()
     assert complete.main([cfg.out_dir, f"--export={tmp_path}/whole"]) == 0
     exported, _ = checkpoint.load(tmp_path / "whole")
@@ -452,13 +449,12 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
 
 
 def test_the_base_of_a_run_is_held_in_the_dtype_of_its_matmuls_and_adapters_in_float32(tiny):
-    cfg, _, start, _ = prepare(tiny("pretrain", model=dataclasses.replace(SHAPE, dtype="bfloat16")), train.train)
-    new, base = lora.split(start, KEY, cfg)
     kinds = lambda tree: {str(x.dtype) for x in jax.tree.leaves(tree)}
+    low = dataclasses.replace(SHAPE, dtype="bfloat16")
+    cfg, _, start, _ = prepare(tiny("pretrain", model=low), train.train)
+    new, base = lora.split(start, KEY, cfg)
     assert kinds(new) == {"float32"} and kept_in_16_bits(base)
-    cfg = tiny("pretrain", model=dataclasses.replace(SHAPE, dtype="bfloat16"), lora_rank=None)
-    whole = prepare(cfg, train.train)[2]
-    assert kinds(whole) == {"float32"}
+    assert kinds(prepare(tiny("pretrain", model=low, lora_rank=None), train.train)[2]) == {"float32"}
 
 
 def test_the_optimizer_holds_two_numbers_for_each_of_an_adapter_and_none_for_the_base(tiny):
