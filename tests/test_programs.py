@@ -101,8 +101,7 @@ def test_code_is_found_in_every_shape_that_people_and_models_write():
 @pytest.mark.parametrize("code, worth", [
     ("x = 1", 1), ("def f():\n    return 1", 1), ("x = ", -1), ("def f(:", -1), ("for", -1), ("  x = 1", -1), ("", 0),
     (" \n", 0), ("# only a comment", 0), ("x = 1\0", 0), ("x = '\ud800'", 0), ("not " * DEEP + "x", 0),
-    ("x = 1\n" * 20_000, 0),
-    ("(" * 1000, -1), ("x = '\\d'", 1), ("```python\nx = 1\n```", 1), ("```\nx =\n```", -1)])
+    ("x = 1\n" * 20_000, 0), ("(" * 1000, -1), ("x = '\\d'", 1), ("```python\nx = 1\n```", 1), ("```\nx =\n```", -1)])
 def test_syntax_of_python(code, worth):
     assert programs.syntax([CHAT], [code]) == [worth]
 
@@ -166,10 +165,8 @@ def test_any_text_has_a_syntax_a_quality_and_a_format(text):
 
 @pytest.mark.parametrize("text, worth", [
     ("```python\nx = 1\n```", 1), ("Here you are:\n```\nx = 1\n```\nDone.", 1), ("```python\nx =\n```", 0.5),
-    ("x = 1", 0),
-    ("```python\nx = 1", 0), ("```\n\n```", 0), ("```\n# nothing\n```", 0.5),
-    ("```\nx = 1\n```\n```\ny = 2\n```", 0), ("", 0),
-    ("``` x = 1 ```", 0)])
+    ("x = 1", 0), ("```python\nx = 1", 0), ("```\n\n```", 0), ("```\n# nothing\n```", 0.5),
+    ("```\nx = 1\n```\n```\ny = 2\n```", 0), ("", 0), ("``` x = 1 ```", 0)])
 def test_format_is_one_fenced_block_that_parses(text, worth):
     assert code_format(text) == worth
 
@@ -303,13 +300,11 @@ def test_equal_programs_run_once(monkeypatch):
 @pytest.mark.parametrize("text, docstring, naming, comments, structure", [
     ('def add(a, b):\n    """Sum."""\n    # the sum of the two numbers\n    return a + b', 1, 1, 1, 1),
     ("x = 1", 0, 1, 0, 1), ("def Add(a): return a", 0, 0, 0, 1), ("class add: pass", 0, 0, 0, 1),
-    ("class _Add: pass", 0, 1, 0, 1),
-    ("def add(a):\n  return a", 0, 1, 0, 0), ("def add(a):\n\treturn a  # tabs are welcome", 0, 1, 1, 1),
-    ("x = 1  # short", 0, 1, 0, 1),
+    ("class _Add: pass", 0, 1, 0, 1), ("def add(a):\n  return a", 0, 1, 0, 0),
+    ("def add(a):\n\treturn a  # tabs are welcome", 0, 1, 1, 1), ("x = 1  # short", 0, 1, 0, 1),
     ('"""The module."""', 1, 1, 0, 1), ('x = """no docstring"""', 0, 1, 0, 1),
-    ('def add(:\n    """Sum."""', 1, 1, 0, 0),
-    ("def (", 0, 0, 0, 0), ("!!!!", 0, 0, 0, 0), ("# only a long comment", 0, 0, 1, 0), ("", 0, 0, 0, 0),
-    (" \n ", 0, 0, 0, 0)])
+    ('def add(:\n    """Sum."""', 1, 1, 0, 0), ("def (", 0, 0, 0, 0), ("!!!!", 0, 0, 0, 0),
+    ("# only a long comment", 0, 0, 1, 0), ("", 0, 0, 0, 0), (" \n ", 0, 0, 0, 0)])
 def test_quality_is_four_checks_and_nothing_for_nothing(text, docstring, naming, comments, structure):
     scores = programs.quality([CHAT], [text])
     assert {name: values[0] for name, values in scores.notes.items()} == {
