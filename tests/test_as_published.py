@@ -29,14 +29,6 @@ CASES = [(kind, n) for kind in ("sample", "infill", "blocks") for n in range(len
 QUICK = {("sample", 2), ("infill", 1), ("blocks", 5)}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles():
-    """Each plan is compiled by itself, and these are small."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @functools.cache
 def network(**switches):
     params, cfg = checkpoint.load("tests/fixtures/sdar")
@@ -86,15 +78,16 @@ def test_rows_of_one_batch_have_blocks_of_their_own_and_an_exact_cache():
     check("dllm", [case for case in DLLM["blocks"] if case["steps"] == 4], *network(), cache="prefix")
 
 
-@pytest.mark.parametrize("plan, switches, said", [
-    (dict(cache="dual"), dict(block_causal=None), "cache='dual': dllm's sampler has none, except for block models"),
-    (dict(block_len=3), {}, "block_len=3: expected a divisor of block_causal=4"),
-    ({}, dict(causal_text=True), "rule='dllm' is for models that fill in masks"),
+@pytest.mark.parametrize("rule, plan, switches, said", [
+    ("dllm", dict(cache="dual"), dict(block_causal=None), "cache='dual': dllm's sampler has none, except for block"),
+    ("dllm", dict(block_len=3), {}, "block_len=3: expected a divisor of block_causal=4"),
+    ("dllm", {}, dict(causal_text=True), "rule='dllm' is for models that fill in masks"),
+    ("nemotron", {}, {}, "rule='nemotron' needs a model that is autoregressive and a denoiser"),
+    ("nemotron", dict(cache="dual"), dict(causal_text=True), "cache='dual': rule='nemotron' has an exact cache of its"),
 ])  # fmt: skip
-def test_what_dllm_has_no_sampler_for_is_refused(plan, switches, said):
-    cfg, params = network(**switches)
+def test_what_a_sampler_does_not_do_is_refused(rule, plan, switches, said):
     with pytest.raises(ValueError, match=said):
-        check("dllm", DLLM["blocks"][:1], cfg, params, **plan)
+        check(rule, (DLLM["blocks"] if rule == "dllm" else NEMOTRON)[:1], *network(**switches), **plan)
 
 
 @pytest.mark.parametrize("rule, said", [("dllm", "counts the blocks of a block model from the prompt's end"),
@@ -116,13 +109,6 @@ def test_rows_of_one_batch_take_the_first_tokens_of_their_blocks_when_they_need_
     cases = [case for case in NEMOTRON if (case["block_len"], case["threshold"]) == (4, 0.5)]
     trace = check("nemotron", cases, *network(causal_text=True), threshold=0.5)
     assert len(cases) == 3 and trace["passes"].tolist() == [case["nfe"] for case in cases]
-
-
-def test_a_sampler_of_another_kind_of_model_and_a_cache_that_is_not_exact_are_refused():
-    with pytest.raises(ValueError, match="rule='nemotron' needs a model that is autoregressive and a denoiser"):
-        check("nemotron", NEMOTRON[:1], *network())
-    with pytest.raises(ValueError, match="cache='dual': rule='nemotron' has an exact cache of its own"):
-        check("nemotron", NEMOTRON[:1], *network(causal_text=True), cache="dual")
 
 
 # ---- --as_published --------------------------------------------------------------------------------------------------
@@ -158,31 +144,22 @@ def test_a_plan_is_known_by_the_name_of_the_folder_and_typed_flags_go_before(nam
         assert {key: values[key] for key in expected} == expected
 
 
-def test_every_published_plan_is_a_plan_of_a_known_family():
+def test_every_published_plan_is_one_of_a_known_family_and_stands_in_the_page():
     huggingface.plug_families()
-    for entry in published.PUBLISHED:
-        sample.Plan(**entry.plan)
-        assert {*entry.families.split()} <= {*huggingface.FAMILIES}
-
-
-def test_the_page_has_every_plan_that_is_published():
     with open("docs/checkpoints.md") as file:
         section = file.read().split("## How did the authors sample?")[1].split("\n## ")[0]
     for entry in published.PUBLISHED:
-        assert f"| {entry.max_new_tokens}" in section
+        sample.Plan(**entry.plan)
+        assert {*entry.families.split()} <= {*huggingface.FAMILIES} and f"| {entry.max_new_tokens}" in section
         for name, value in (entry.plan.items() - published.GREEDY.items()):
             assert f"{name}={value}" in section or f"; {value}" in section
 
 
-def test_a_folder_of_another_name_has_no_published_plan(tmp_path, capsys):
+def test_a_typed_command_samples_as_published(tmp_path, capsys):
     assert complete.main([folder_named(tmp_path / "mine"), "--as_published", "--prompt=a"]) == 2
     said = capsys.readouterr().err
     assert "no plan is known for the folder 'mine'" in said and "LLaDA-8B-Instruct" in said
-
-
-def test_a_typed_command_samples_as_published(tmp_path, capsys):
     folder = folder_named(tmp_path / "Nemotron-Labs-Diffusion-8B", block_causal=32, causal_text=True, d_head=8)
     assert complete.main([folder, "--as_published", "--prompt=a", "--max_new_tokens=11", "--threshold=0.8"]) == 0
     assert "--temperature=0.0 --rule=nemotron --block_len=8 --threshold=0.8 --max_new_tokens=11" in (
         capsys.readouterr().err)  # fmt: skip
-

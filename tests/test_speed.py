@@ -22,13 +22,6 @@ KEY = jax.random.key(0)
 slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def sharp(cfg):
     """Params whose distributions differ with the position: some tokens are sure, others are not."""
     params = model.init(jax.random.key(9), cfg)

@@ -1,6 +1,5 @@
 """data/tiny: a random model of each family in its own files, rows as the real ones, and every recipe runs on them."""
 import functools
-import json
 import os
 import shutil
 import sys
@@ -44,23 +43,6 @@ def folders(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("name", tiny.MODELS)
-def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
-    params, cfg = checkpoint.load(folders / name)
-    kind = KINDS.get(name, name)
-    assert json.load(open(folders / name / "config.json"))["model_type"] == kind == huggingface.family_of(cfg)
-    there = set(os.listdir(folders / name))
-    files = FILES.get(kind, {"tokenizer.json"})
-    assert there == files | {"config.json", "model.safetensors", "tokenizer_config.json"}
-    causal = kind in ("llama", "gemma2")
-    assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (causal or kind == "Dream", kind == "Dream", causal)
-    block = {"nemotron": 32, "sdar_moe": 4, "llada2_moe": 32}.get(name)
-    assert (getattr(cfg, "block_causal", None), hasattr(cfg, "causal_text")) == (block, name == "nemotron")
-    tok = data.Tokenizer.load(folders / name, cfg.vocab_size)
-    out = jax.jit(functools.partial(model.logits, cfg=cfg))(params, jnp.array([tok.encode("2+3")]))
-    assert out.shape[-1] == cfg.vocab_size and np.isfinite(out).all()
-
-
 @pytest.mark.parametrize("name, mask, eos, pad", [
     ("llada", "<|mdm_mask|>", "<|endoftext|>", "<|endoftext|>"),
     ("dream", "<|mask|>", "<|endoftext|>", "<|endoftext|>"),
@@ -68,17 +50,27 @@ def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
     ("gemma2", "<mask>", "<end_of_turn>", "<pad>"), ("a2d", "<|mask|>", "<|im_end|>", "<|endoftext|>"),
     ("nemotron", "<|mask|>", "</s>", "<unk>"), ("sdar_moe", "<|MASK|>", "<|im_end|>", "<|endoftext|>"),
     ("llada2_moe", "<|mask|>", "<|endoftext|>", "<|endoftext|>")])
-def test_a_tiny_tokenizer_is_read_back_with_the_special_tokens_of_its_family(name, mask, eos, pad, folders):
-    tok, cfg = data.Tokenizer.load(folders / name), huggingface.read_config(folders / name)
-    assert tok.roles == {"mask": mask, "eos": eos, "pad": pad}
+def test_a_tiny_model_and_its_tokenizer_open_as_those_of_their_family(name, mask, eos, pad, folders):
+    params, cfg = checkpoint.load(folders / name)
+    kind, said = KINDS.get(name, name), disk.read_json(folders / name / "config.json")
+    assert said["model_type"] == kind == huggingface.family_of(cfg)
+    files = FILES.get(kind, {"tokenizer.json"}) | {"config.json", "model.safetensors", "tokenizer_config.json"}
+    assert {*os.listdir(folders / name)} == files
+    causal = kind in ("llama", "gemma2")
+    assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (causal or kind == "Dream", kind == "Dream", causal)
+    block = {"nemotron": 32, "sdar_moe": 4, "llada2_moe": 32}.get(name)
+    assert (getattr(cfg, "block_causal", None), hasattr(cfg, "causal_text")) == (block, name == "nemotron")
+    tok = data.Tokenizer.load(folders / name, cfg.vocab_size)
+    out = jax.jit(functools.partial(model.logits, cfg=cfg))(params, jnp.array([tok.encode("2+3")]))
+    assert out.shape[-1] == cfg.vocab_size and np.isfinite(out).all()
+    tok = data.Tokenizer.load(folders / name)
+    assert tok.roles == {"mask": mask, "eos": eos, "pad": pad} and cfg.eos_id == tok.eos_id
     assert tok.encode(TEXT) == tiny.tokenizer(name).encode(TEXT) and tok.decode(tok.encode(TEXT)) == TEXT
-    assert cfg.eos_id == tok.eos_id
-    if name == "gemma2":  # which has one, and never reads it
+    if name == "gemma2":  # which has a mask, and never reads it
         assert (cfg.mask_id, cfg.pad_id, tok.mask_id, tok.bos) == (cfg.vocab_size, tok.pad_id, 4, ("<bos>",))
         return
-    if name == "llama":  # which has no mask: its place is beyond the vocabulary
-        assert tok.mask_id == cfg.vocab_size
-        assert json.load(open(folders / name / "config.json"))["mask_token_id"] is None
+    if name == "llama":  # which has none: its place is beyond the vocabulary
+        assert tok.mask_id == cfg.vocab_size and said["mask_token_id"] is None
         assert "<|mask|>" not in (folders / name / "tokenizer.json").read_text()
     else:  # ids that no token has, as in the real ones
         assert cfg.mask_id == tok.mask_id and cfg.pad_id == tok.pad_id and cfg.vocab_size > tok.vocab_size
@@ -96,6 +88,15 @@ def test_a_tiny_tokenizer_is_that_of_transformers(name, folders):
     theirs = kind.from_pretrained(folders / name)
     ours = data.Tokenizer.load(folders / name)
     assert theirs.encode(TEXT, add_special_tokens=False) == ours.encode(TEXT, specials=True)
+
+
+def ran(capsys, monkeypatch, name, folder, *words):
+    """Run a recipe -> the lines of its log."""
+    monkeypatch.setattr(sys, "argv", ["train.py", f"config/{name}.py", f"--out_dir={folder}/out", *words])
+    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
+    train.main()
+    assert "done: " in capsys.readouterr().out
+    return runs.read_lines(f"{folder}/out/metrics.jsonl")
 
 
 def test_weights_that_are_made_when_they_are_read_are_the_same_in_parts_and_as_a_whole(monkeypatch):
@@ -127,7 +128,7 @@ def test_a_folder_without_weights_opens(folders, tmp_path):
     index = {"weight_map": dict.fromkeys(made, drawn.FILE)}
     disk.write_files(tmp_path / "drawn", {drawn.FILE: made, tiny.INDEX: index})
     params, cfg = checkpoint.load(tmp_path / "drawn")
-    assert np.isfinite(model.logits(params, jnp.arange(9)[None], cfg)).all()
+    assert np.isfinite(jax.jit(model.logits, static_argnames="cfg")(params, jnp.arange(9)[None], cfg=cfg)).all()
     stacked = np.asarray(params["blocks"]["q"])
     assert not (stacked[0] == stacked[1]).all() and (params["norm"] == 1).all()
 
@@ -173,12 +174,7 @@ def test_a_part_is_made_on_first_use_and_an_unknown_one_is_answered_with_those_t
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train.py", f"config/{name}.py", "--model=tiny", f"--out_dir={tmp_path}/out"])
-    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
-    train.main()
-    said = capsys.readouterr().out
-    assert "done: " in said
-    lines = [json.loads(line) for line in open(tmp_path / "out/metrics.jsonl")]
+    lines = ran(capsys, monkeypatch, name, tmp_path, "--model=tiny")
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 2 and np.isfinite(losses).all() and any(line.get("grad_norm", 0) > 0 for line in lines)
     assert [line["step"] for line in lines if "val/greedy" in line] == [0, 2]
@@ -188,14 +184,9 @@ def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path, monkeypat
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dream_countdown_grpo", "llama_gsm8k_grpo"])  # a denoiser and a causal model
 def test_a_recipe_runs_from_end_to_end_on_a_small_model_that_is_trained_first(name, tmp_path, monkeypatch, capsys):
-    base = ["--max_iters=2", "--eval_size=4", f"--out_dir={tmp_path}/base"]
-    arguments = ["--max_iters=2", "--eval_size=4", "--batch_size=2", f"--out_dir={tmp_path}/out"]
-    arguments += [key.replace("--", "--base.") for key in base]
-    monkeypatch.setattr(sys, "argv", ["train.py", f"config/{name}.py", "--model=small", *arguments])
-    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
-    train.main()
-    assert "done: " in capsys.readouterr().out
-    lines = [json.loads(line) for line in open(tmp_path / "out/metrics.jsonl")]
+    base = ["--base.max_iters=2", "--base.eval_size=4", f"--base.out_dir={tmp_path}/base"]
+    lines = ran(capsys, monkeypatch, name, tmp_path, "--model=small", "--max_iters=2", "--eval_size=4",
+                "--batch_size=2", *base)  # fmt: skip
     assert [line["step"] for line in lines if "val/greedy" in line] == [0, 2]
     shape = checkpoint.load(tmp_path / "out/step-000002")[1]
     assert (shape.n_layer, shape.d_model, shape.causal) == (4, 128, name == "llama_gsm8k_grpo")
