@@ -12,12 +12,13 @@ import jax
 import numpy as np
 import pytest
 
+import data
 import diffusion
 import grpo
 import model
 import rewards
 import rl
-from system import checkpoint, runs
+from system import checkpoint, huggingface, runs
 from variants import joint
 from variants import paired as pairs
 
@@ -34,6 +35,32 @@ def compiled(f):
 
 loss, view_logp, token_logp = map(compiled, (diffusion.loss, diffusion.view_logp, diffusion.token_logp))
 likelihood, logits_of = map(compiled, (diffusion.likelihood, model.logits))
+
+
+SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4, log_samples=0, diffusion_steps=2,
+               warmup_iters=0, lr_schedule="constant", max_iters=1, eval_interval=1, log_interval=1)  # fmt: skip
+
+
+def close(a, b, tol=1e-4):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=0)
+
+
+def write_rows(folder, more=lambda prompt: {}, order=range(100)):
+    """Write train.jsonl, 80 rows "37" -> "73", and val.jsonl, 20."""
+    rows = [{"prompt": p, "completion": p[::-1]} | more(p) for p in map("{:02d}".format, order)]
+    for split, part in (("train", rows[:80]), ("val", rows[80:])):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+
+
+def byte_model(folder, dtype="float32", n_out=None, **switches):
+    """Write a small random model with our tokenizer of bytes -> its params, its ModelConfig."""
+    tok = data.Tokenizer.bytes()
+    ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
+    cfg = model.ModelConfig(**dict(n_layer=1, n_head=2, d_model=16) | ids | switches)
+    params = model.cast(model.init(jax.random.key(0), cfg, n_out), dtype)
+    huggingface.save(folder, params, cfg)
+    tok.save(folder)
+    return params, cfg
 
 
 def known(f):

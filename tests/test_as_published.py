@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared import byte_model
 
 import config
-import model
 import sample
-from data import bpe
 from system import checkpoint, huggingface, start
 from tools import complete, published
 from tools import options as options_of_sample
@@ -115,12 +114,7 @@ def test_rows_of_one_batch_take_the_first_tokens_of_their_blocks_when_they_need_
 
 
 def folder_named(path, **switches):
-    """Write a folder of a small model with this name, with our tokenizer of bytes."""
-    tok = bpe.Tokenizer.bytes()
-    cfg = model.ModelConfig(vocab_size=tok.vocab_size, n_layer=1, n_head=2, d_model=16, mask_id=tok.mask_id,
-                            eos_id=tok.eos_id, pad_id=tok.pad_id, **switches)  # fmt: skip
-    huggingface.save(path, model.init(KEY, cfg), cfg)
-    tok.save(path)
+    byte_model(path, **switches)
     return str(path)
 
 

@@ -2,13 +2,13 @@
 import dataclasses
 import functools
 import itertools
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import batches_of, likelihood, logits_of, loss, noise_of, token_logp, view_logp
+import shared
+from shared import batches_of, close, likelihood, logits_of, loss, noise_of, token_logp, view_logp
 
 import config
 import data
@@ -42,10 +42,6 @@ def fixture(folder):
 
 def but_mask(x, mask_id=308):
     return np.delete(np.asarray(x), mask_id, -1)
-
-
-def close(a, b, tol=1e-4):
-    np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=0)
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------
@@ -311,15 +307,11 @@ def test_what_blocks_do_not_go_with_is_refused():
 
 @pytest.mark.parametrize("new", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 13))])
 def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, capsys):
-    tok = data.Tokenizer.bytes()
-    cfg = of(block_causal=4, vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id)
+    _, cfg = shared.byte_model(tmp_path, block_causal=4, qk_norm=True)
     run = config.Config(max_prompt_len=3, max_new_tokens=new, cache="prefix", model=cfg)
     config.check_model(run, cfg, "here")
     assert sample.plan(run, 0.0).block_len is None
     assert sample.plan(dataclasses.replace(run, block_len=2), 0.0).block_len == 2
-    params = model.init(KEY, cfg)
-    huggingface.save(tmp_path, params, cfg)
-    tok.save(tmp_path)
     assert complete.main([str(tmp_path), "--prompt=123456789", f"--max_new_tokens={new}"]) == 0, capsys.readouterr().err
 
 
@@ -360,19 +352,14 @@ def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=8, log_samples=0, diffusion_steps=2,
-               cache="prefix", warmup_iters=2, lr_schedule="constant", max_iters=2, eval_interval=2)  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A data set "37" -> "73", and the out_dir of a block model that has seen a little of it."""
     folder = tmp_path_factory.mktemp("base")
-    for name, numbers in (("train", range(10, 50)), ("val", range(50, 60))):
-        rows = [json.dumps({"prompt": str(n), "completion": str(n)[::-1]}) + "\n" for n in numbers]
-        (folder / f"{name}.jsonl").write_text("".join(rows))
+    shared.write_rows(folder)
     shape = model.ModelConfig(n_layer=1, n_head=2, d_model=32, block_causal=4, qk_norm=True)
-    run = config.Config(**SECONDS | dict(max_iters=60, eval_interval=60), dataset=str(folder), paired=True,
+    keys = shared.SECONDS | dict(max_iters=60, eval_interval=60, cache="prefix")
+    run = config.Config(**keys, dataset=str(folder), paired=True,
                         out_dir=f"{folder}/out", learning_rate=3e-3, model=shape)  # fmt: skip
     train.train(run)
     return folder
@@ -393,7 +380,7 @@ TUNINGS = [dict(logp_est=name) for name in diffusion.ESTIMATORS if name != "exac
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", TUNINGS)
 def test_every_estimator_tunes_it(base, changes, tmp_path):
-    keys = SECONDS | dict(max_iters=1, logp_est="trace", ratio_level="token", adv_negative=1.0) | changes
+    keys = shared.SECONDS | dict(cache="prefix", logp_est="trace", ratio_level="token", adv_negative=1.0) | changes
     cfg = config.Config(**keys, objective="grpo", dataset=str(base), out_dir=f"{tmp_path}/out",
                         init_from=f"{base}/out", rewards=("exact",), group_size=2)  # fmt: skip
     cfg, tok, start, _ = prepare(cfg, train.train)

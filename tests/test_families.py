@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from shared import logits_of, token_logp
+from shared import SECONDS, byte_model, logits_of, token_logp
 
 import config
 import diffusion
 import model
 import sample
 import train
-from data import bpe
 from system import checkpoint, families, huggingface, start
 from tools import complete, plan
 from variants import blocks
@@ -148,12 +147,8 @@ def test_our_own_models_are_written_under_these_families_too(switches, kind, tmp
 @pytest.fixture(scope="module")
 def denoiser(tmp_path_factory):
     """A run's folder of a shifted denoiser with a tokenizer, under the name of Qwen2, and its params and shape."""
-    folder, tok = tmp_path_factory.mktemp("dcoder"), bpe.Tokenizer.bytes()
-    cfg = model.ModelConfig(vocab_size=tok.vocab_size, n_layer=1, n_head=2, d_model=16, shift=True, qkv_bias=True,
-                            mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)  # fmt: skip
-    params = model.init(KEY, cfg)
-    huggingface.save(folder, params, cfg)
-    tok.save(folder)
+    folder = tmp_path_factory.mktemp("dcoder")
+    params, cfg = byte_model(folder, shift=True, qkv_bias=True)
     edit(folder, model_type="qwen2", architectures=["Qwen2ForCausalLM"], transformers_version="4.53.0")
     return folder, params, cfg
 
@@ -186,10 +181,6 @@ def test_a_mask_in_the_files_of_the_tokenizer_is_no_sign_but_is_said(denoiser, t
     assert complete.main([str(tmp_path), "--prompt=ab", "--max_new_tokens=2"]) == 0
     assert "is read as a causal model, though its tokenizer has a mask, <|mask|>" in capsys.readouterr().err
     same_model(checkpoint.load(tmp_path, open_as="Dream"), denoiser)  # and it is where the id is found
-
-
-SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4, log_samples=0, diffusion_steps=2,
-               warmup_iters=0, max_iters=1, eval_interval=1)  # fmt: skip
 
 
 @pytest.fixture

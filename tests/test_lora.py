@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from shared import as_iterate, batches_of, compiled_once, kept_in_16_bits, left
+from shared import as_iterate, batches_of, byte_model, compiled_once, kept_in_16_bits, left, write_rows
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
 import config
@@ -317,16 +317,9 @@ def digits(prompts, completions):
 def place(tmp_path_factory):
     """Rows "37" -> "73", which are pairs of a better and a worse text, too; a reward; and a base, untrained."""
     folder = tmp_path_factory.mktemp("place")
-    row = lambda p: {"prompt": p, "completion": p[::-1], "chosen": p[::-1], "rejected": p}
-    rows = [json.dumps(row(f"{i:02d}")) + "\n" for i in range(100) if i % 11]
-    for split, lines in (("train", rows[:80]), ("val", rows[80:])):
-        (folder / f"{split}.jsonl").write_text("".join(lines))
+    write_rows(folder, lambda p: {"chosen": p[::-1], "rejected": p}, [i for i in range(100) if i % 11])
     (folder / "sorted.py").write_text(REWARD)
-    tok = data.Tokenizer.bytes()
-    ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
-    shape = dataclasses.replace(SHAPE, **ids)
-    huggingface.save(folder / "base", model.init(KEY, shape), shape)
-    tok.save(folder / "base")
+    byte_model(folder / "base")
     return folder
 
 

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import jax
 import pytest
+from shared import byte_model
 
 import config
 import diffusion
 import model
-from system import cost, fit, huggingface, memory, placement
+from system import cost, fit, memory, placement
 from tools import plan
 from variants import blocks, joint
 
@@ -153,8 +154,7 @@ def test_a_recipe_can_be_planned_without_its_model_and_without_a_compiler_which_
 
 def test_a_run_that_starts_from_the_folder_of_another_can_be_planned(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: None)
-    shape = model.ModelConfig(n_layer=1, n_head=2, d_model=16, mask_id=258, eos_id=256, pad_id=256)
-    huggingface.save(f"{tmp_path}/run/step-000003", model.init(jax.random.key(0), shape), shape)
+    byte_model(tmp_path / "run/step-000003")
     assert "it compiled as for" in planned(capsys, "config/sudoku_grpo.py", f"--init_from={tmp_path}/run")
 
 

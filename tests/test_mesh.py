@@ -20,7 +20,7 @@ import pytest
 if __name__ == "__main__":  # this file is also the program that they run, with more devices: see `elsewhere`
     import conftest  # noqa: F401
 
-from shared import elsewhere, on_devices
+from shared import byte_model, elsewhere, on_devices, write_rows
 
 import config
 import data
@@ -29,7 +29,7 @@ import model
 import rl
 import sample
 import train
-from system import checkpoint, hosts, huggingface, placement, resume, runs, sharding
+from system import checkpoint, hosts, placement, resume, runs, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=8, batch_size=8, eval_interval=4, eval_size=6, log_samples=0,
@@ -56,19 +56,13 @@ SLOW = pytest.mark.slow
 def place(tmp_path_factory):
     """Return a folder with rows, a reward, and models to start from."""
     folder = tmp_path_factory.mktemp("place")
-    lines = [json.dumps({"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]}) + "\n"
-             for i in np.random.default_rng(0).permutation(100).tolist()]  # fmt: skip
-    (folder / "train.jsonl").write_text("".join(lines[:80]))
-    (folder / "val.jsonl").write_text("".join(lines[80:]))
+    write_rows(folder, order=np.random.default_rng(0).permutation(100).tolist())
     reward = "def letters(completions):\n    return [sum(map(ord, x)) % 7 / 7 for x in completions]"
     (folder / "r.py").write_text(reward)
-    tok = data.Tokenizer.bytes()
-    ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
-    shape = dataclasses.replace(SHAPE, **ids)
-    causal = dataclasses.replace(shape, causal=True, shift=True, mask_id=tok.vocab_size, vocab_size=tok.vocab_size)
-    for name, cfg, n_out in (("base", shape, None), ("causal", causal, None), ("judge", shape, 1)):
-        huggingface.save(folder / name, model.init(jax.random.key(1), cfg, n_out), cfg)
-        tok.save(folder / name)
+    shape = dict(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
+    byte_model(folder / "base", **shape)
+    byte_model(folder / "causal", **shape, causal=True, shift=True, mask_id=data.Tokenizer.bytes().vocab_size)
+    byte_model(folder / "judge", n_out=1, **shape)
     return folder
 
 

@@ -1,7 +1,6 @@
 """Mixtures of experts: LLaDA2's own outputs, transformers' Qwen3-MoE, all experts for all tokens, and runs."""
 import dataclasses
 import functools
-import json
 import math
 import shutil
 import sys
@@ -14,7 +13,7 @@ import pytest
 if __name__ == "__main__":  # this file is also a program that runs on more devices: see `elsewhere`
     import conftest  # noqa: F401
 
-from shared import elsewhere, logits_of
+from shared import SECONDS, close, elsewhere, logits_of, write_rows
 
 import config
 import diffusion
@@ -47,10 +46,6 @@ SDAR = changed(SMALL, block_causal=4, d_head=16, norm_routing=True)
 OURS = changed(SMALL, block_causal=32, d_head=16, n_layer=3, rotary_share=0.5, **SIGMOID)
 KINDS = {"qwen3_moe": QWEN3, "sdar_moe": SDAR, "llada2_moe": OURS}
 TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 37)
-
-
-def close(a, b, tol=1e-4):
-    np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=0)
 
 
 @functools.cache
@@ -238,11 +233,16 @@ def qwen3(tmp_path_factory):
 
 
 @SLOW
-def test_a_qwen3_moe_that_transformers_wrote_has_its_logits_and_gradients_here(qwen3):
+def test_a_qwen3_moe_that_transformers_wrote_has_its_logits_and_gradients_here(qwen3, tmp_path):
     import torch
     theirs, folder = qwen3
     params, cfg = checkpoint.load(folder)
     assert (cfg.causal, cfg.n_experts, cfg.experts_per_token, cfg.norm_routing) == (True, 8, 3, True)
+    huggingface.save(tmp_path, params, cfg)
+    ours, stored = (disk.open_tensors(f"{place}/model.safetensors") for place in (tmp_path, folder))
+    assert ours.keys() == stored.keys()  # so that ours open in transformers
+    for name in ours:
+        np.testing.assert_array_equal(ours[name].get_tensor(name), stored[name].get_tensor(name))
     raw = theirs(torch.tensor(np.asarray(TOKENS))).logits
     close(model.logits(params, TOKENS, cfg)[:, 1:], raw[:, :-1].detach())
     theirs.zero_grad()
@@ -254,16 +254,6 @@ def test_a_qwen3_moe_that_transformers_wrote_has_its_logits_and_gradients_here(q
     close(gradient["expert_down"][1].swapaxes(1, 2), mlp.experts.down_proj.grad, 1e-6)
     gate_up = np.concatenate([gradient["expert_gate"][1], gradient["expert_up"][1]], -1)
     close(gate_up.swapaxes(1, 2), mlp.experts.gate_up_proj.grad, 1e-6)
-
-
-@SLOW
-def test_our_qwen3_moe_opens_in_transformers(tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    huggingface.save(tmp_path, start(QWEN3), QWEN3)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
-    with torch.no_grad():
-        raw = theirs(torch.tensor(np.asarray(TOKENS))).logits
-    close(model.logits(start(QWEN3), TOKENS, QWEN3)[:, 1:], raw[:, :-1])
 
 
 @SLOW
@@ -367,15 +357,11 @@ def test_experts_are_asked_for_at_the_terminal_by_the_name_of_their_file():
     assert config.load(["config/text.py", "--n_experts=4"]).model.use == (moe.Shape(n_experts=4),)
 
 
-def test_a_mixture_that_no_family_has_is_named_when_saving(tmp_path):
-    cfg = changed(SDAR, n_shared=1)
-    with pytest.raises(ValueError, match="no Hugging Face family .*n_experts=8"):
-        huggingface.save(tmp_path, start(cfg), cfg)
-
-
-def test_a_causal_mixture_becomes_a_block_model():
+def test_a_causal_mixture_becomes_a_block_model_and_one_that_no_family_has_is_named(tmp_path):
     params, new = adapt(start(QWEN3), QWEN3, 40, model.ModelConfig(block_causal=4))
-    assert huggingface.family_of(new) == "sdar_moe" and np.isfinite(model.logits(params, TOKENS, new)).all()
+    assert huggingface.family_of(new) == "sdar_moe" and np.isfinite(logits_of(params, TOKENS, new)).all()
+    with pytest.raises(ValueError, match="no Hugging Face family .*n_experts=8"):
+        huggingface.save(tmp_path, params, changed(SDAR, n_shared=1))
 
 
 # ---- LoRA ------------------------------------------------------------------------------------------------------------
@@ -493,9 +479,7 @@ def test_a_deep_mixture_is_one_loop_behind_its_dense_layers(remat, monkeypatch):
     close(loop, read(), 1e-5)
 
 
-RUN = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4, log_samples=0, diffusion_steps=2,
-           cache="prefix", warmup_iters=0, lr_schedule="constant", max_iters=1, eval_interval=1,
-           log_interval=1)  # fmt: skip
+RUN = SECONDS | dict(cache="prefix")
 EXPERTS = dict(n_experts=4, experts_per_token=2, d_expert=16)
 SHAPES = {
     "sdar_moe": dict(n_layer=1, use=(moe.Shape(**EXPERTS),)),
@@ -507,9 +491,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_mixture_is_pretrained_tuned_and_asked(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "draw", lambda out_dir: None)
-    for split, numbers in (("train", range(10, 50)), ("val", range(50, 60))):
-        rows = [json.dumps({"prompt": str(n), "completion": str(n)[::-1]}) + "\n" for n in numbers]
-        (tmp_path / f"{split}.jsonl").write_text("".join(rows))
+    write_rows(tmp_path)
     shape = model.ModelConfig(n_head=2, d_model=32, block_causal=4, qk_norm=True, **SHAPES[name])
     train.train(config.Config(**RUN | dict(max_iters=20, eval_interval=20), dataset=str(tmp_path), learning_rate=3e-3,
                               paired=True, out_dir=f"{tmp_path}/base", model=shape))  # fmt: skip

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from shared import byte_model
 
 import config
 import model
@@ -262,12 +263,9 @@ def test_what_this_code_would_not_compute_is_refused_in_a_sentence(name, change,
     (tmp_path / "config.json").write_text(json.dumps(FOLDERS[name].config | change))
     with pytest.raises(ValueError, match=said):
         checkpoint.load(tmp_path)
-
-
-def test_a_block_length_is_no_obstacle_to_a_family_that_is_asked_for(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(FOLDERS["Dream-7B"].config | dict(block_size=32)))
-    assert not hasattr(huggingface.read_config(tmp_path, "Dream"), "block_causal")
-    assert huggingface.read_config(tmp_path, "sdar").block_causal == 32
+    if change == dict(block_size=32):  # which is no obstacle to a family that is asked for
+        assert not hasattr(huggingface.read_config(tmp_path, "Dream"), "block_causal")
+        assert huggingface.read_config(tmp_path, "sdar").block_causal == 32
 
 
 @pytest.mark.parametrize("change, said", [
@@ -285,20 +283,9 @@ def test_tensors_that_are_not_those_of_the_model_are_refused(change, said, tmp_p
 # ---- exports ---------------------------------------------------------------------------------------------------------
 
 
-def folder_with_tokenizer(folder, **switches):
-    """Write a small model in 16 bits, with our tokenizer of bytes -> its path, its ModelConfig."""
-    tok = bpe.Tokenizer.bytes()
-    cfg = model.ModelConfig(vocab_size=tok.vocab_size, n_layer=1, n_head=2, d_model=16, mask_id=tok.mask_id,
-                            eos_id=tok.eos_id, pad_id=tok.pad_id, max_positions=512, **switches)  # fmt: skip
-    params = model.cast(model.init(jax.random.key(0), cfg), "bfloat16")
-    huggingface.save(folder, params, cfg)
-    tok.save(folder)
-    return str(folder), cfg
-
-
 def test_an_export_keeps_16_bits_and_positions_is_split_and_says_which_code_it_needs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(disk, "SHARD", 8000)
-    folder, cfg = folder_with_tokenizer(tmp_path / "a")
+    byte_model(folder := f"{tmp_path}/a", "bfloat16", max_positions=512)
     assert complete.main([folder, f"--export={tmp_path}/b"]) == 0
     said = capsys.readouterr().err
     assert "transformers has no LLaDAModelLM" in said and "needs the code of huggingface.co/GSAI-ML/LLaDA-8B" in said
@@ -312,7 +299,7 @@ def test_an_export_keeps_16_bits_and_positions_is_split_and_says_which_code_it_n
 
 
 def test_sample_computes_in_the_stored_dtype_or_as_asked(tmp_path):
-    folder, _ = folder_with_tokenizer(tmp_path / "a")
+    byte_model(folder := f"{tmp_path}/a", "bfloat16")
     for dtype, expected in ((None, "bfloat16"), ("float32", "float32")):
         loaded = complete.find_model(folder, dtype=dtype)
         assert loaded.cfg.dtype == str(loaded.params["embed"].dtype) == expected
@@ -324,7 +311,7 @@ def test_sample_computes_in_the_stored_dtype_or_as_asked(tmp_path):
 
 def test_the_end_of_the_tokenizer_joins_those_of_the_files(tmp_path):
     """LLaDA2.0 names no end at all; SDAR's texts end with two, of which its tokenizer has one."""
-    folder, _ = folder_with_tokenizer(tmp_path / "a")
+    byte_model(folder := f"{tmp_path}/a", "bfloat16")
     file = tmp_path / "a" / "config.json"
     theirs = json.loads(file.read_text())
     for named, generation, expected in ((None, None, (258,)), (7, [7, 9], (7, 9, 258)), ([258, 7], None, (258, 7))):

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared import byte_model, logits_of, write_rows
 
 import config
-import data
 import model
 import train
 from system import adapters, checkpoint, huggingface, kernels, memory
@@ -72,15 +72,9 @@ def test_codes_of_4_bits_and_of_their_scales_are_those_of_bitsandbytes(weights, 
 def folder(tmp_path_factory):
     """A model whose tokenizer has bytes, and rows to train it on."""
     place = tmp_path_factory.mktemp("place")
-    tok = data.Tokenizer.bytes()
-    ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
-    shape = dataclasses.replace(SHAPE, **ids)
-    huggingface.save(place / "base", model.init(KEY, shape), shape)
-    tok.save(place / "base")
-    rows = [json.dumps({"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]}) + "\n" for i in range(100)]
+    byte_model(place / "base", n_layer=2, d_model=64, d_ff=128)
+    write_rows(place)
     (place / "own.py").write_text("def first(completion): return ord(completion[:1] or 'a') / 1e3")
-    for split, lines in (("train", rows[:80]), ("val", rows[80:])):
-        (place / f"{split}.jsonl").write_text("".join(lines))
     return place
 
 
@@ -105,7 +99,7 @@ def test_a_model_of_codes_computes_with_the_numbers_that_they_stand_for(bits, fa
     assert packed == {"q", "k", "v", "o", "gate", "up", "down"} and not kernels.is_packed(params["embed"])
     whole = checkpoint.load(folder / "base")[0]
     assert all(params["blocks"][name].shape == whole["blocks"][name].shape for name in packed)
-    out, plain, exact = (model.logits(p, z, cfg) for p in (params, as_numbers(params, cfg), whole))
+    out, plain, exact = (logits_of(p, z, cfg) for p in (params, as_numbers(params, cfg), whole))
     close(out, plain)
     gap = float(abs(out - exact)[..., :-3].max() / exact[..., :-3].std())
     assert far / 20 < gap < 10 * far
@@ -118,10 +112,11 @@ def test_the_gradient_of_adapters_is_that_beside_plain_numbers_and_that_of_finit
     new = lora.adapters(KEY, cfg, ("q", "down"), 2)
     new["blocks"] = {name: x + 0.1 * jax.random.normal(KEY, x.shape) for name, x in new["blocks"].items()}
 
+    @jax.jit
     def loss(new, base):
         return jax.nn.log_softmax(model.logits(lora.adapted(base, new, 4.0), z, cfg))[0, 2, 7]
 
-    ours, plain = (jax.grad(loss)(new, base)["blocks"] for base in (params, as_numbers(params, cfg)))
+    ours, plain = (jax.jit(jax.grad(loss))(new, base)["blocks"] for base in (params, as_numbers(params, cfg)))
     for name in new["blocks"]:
         close(ours[name], plain[name], 1e-5)
     move = jax.random.normal(jax.random.key(1), new["blocks"]["q_a"].shape)
