@@ -87,9 +87,9 @@ def test_curves_have_their_units_and_the_standard_error_as_a_band(cfg):
     np.testing.assert_allclose(line["high"], np.array(line["y"]) + 0.1)
     assert panels["gradient norm"]["lines"][0]["steps"] == [0], "nan is no number"
     assert [line["name"] for line in panels["loss"]["lines"]] == ["loss", "nelbo"]
-    rows = [{"step": step, "time": 60.0 * step, "loss": step} for step in range(1, 1004)]
+    rows = [{"step": step, "time": 60.0 * step, "loss": step} for step in range(1, 1005)]
     line = report.line_of(rows, "loss")  # a long one is thinned, and keeps its last point
-    assert len(line.y) <= report.POINTS + 1 and line.y[0] == 1 and line.y[-1] == 1003 and line.minutes[-1] == 1003
+    assert len(line.y) <= report.POINTS + 1 and line.y[0] == 1 and line.y[-1] == line.minutes[-1] == 1004
     assert report.line_of(rows, "val/none") is None
 
 
