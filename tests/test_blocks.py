@@ -318,15 +318,6 @@ def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, cap
 # ---- folders, and what models are made of ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("folder", [SDAR, FAST])
-def test_a_saved_block_model_is_the_same_again(folder, tmp_path):
-    params, cfg, _ = fixture(folder)
-    huggingface.save(tmp_path, params, cfg)
-    again, same = checkpoint.load(tmp_path)
-    assert same == dataclasses.replace(cfg, d_head=cfg.head_dim)
-    jax.tree.map(np.testing.assert_array_equal, params, again)
-
-
 @pytest.mark.parametrize("name, b", [("TraDo-8B", 4), ("SDAR-4B-Chat-b16", 16)])
 def test_what_the_config_does_not_say_is_in_the_name_and_the_tokenizer(name, b, tmp_path):
     theirs = disk.read_json(f"{SDAR}/config.json")

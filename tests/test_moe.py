@@ -293,15 +293,6 @@ def test_save_and_load_are_inverse(name, n_out, tmp_path):
     assert half["blocks"]["expert_up"].dtype == jnp.bfloat16 and half["blocks"]["router"].dtype == jnp.float32
 
 
-def test_a_saved_llada2_is_the_file_it_was_read_from(tmp_path):
-    params, cfg, _ = fixture()
-    huggingface.save(tmp_path, params, cfg)
-    ours, theirs = (disk.open_tensors(f"{folder}/model.safetensors") for folder in (tmp_path, LLADA2))
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        np.testing.assert_array_equal(ours[name].get_tensor(name), theirs[name].get_tensor(name))
-
-
 @pytest.mark.parametrize("name, change, named", [
     ("qwen3_moe", dict(num_experts=None), "missing num_experts"),
     ("qwen3_moe", dict(num_experts=9), r"missing tensors: model.layers.0.mlp.experts.8"),
@@ -373,10 +364,11 @@ def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, targets
     new = lora.adapters(KEY, cfg, targets, 2)
     new = {"blocks": {n: x if n.endswith("_a") else 0.1 + x for n, x in new["blocks"].items()}}
     disk.write_files(tmp_path / "lora", adapters.adapter_files(new, cfg, str(folder), 4.0))
-    merged, shape = checkpoint.load(tmp_path / "lora")
-    want = logits_of(lora.adapted(start(cfg), new, 4.0), TOKENS, cfg)[..., :37]
-    close(logits_of(merged, TOKENS, shape)[..., :37], want, 1e-5)
-    assert float(abs(want - logits_of(start(cfg), TOKENS, cfg)[..., :37]).max()) > 1e-3
+    merged, _ = checkpoint.load(tmp_path / "lora")
+    unmerged = lora.adapted(start(cfg), new, 4.0)
+    ours, want, base = (logits_of(params, TOKENS, cfg)[..., :37] for params in (merged, unmerged, start(cfg)))
+    close(ours, want, 1e-5)
+    assert float(abs(want - base).max()) > 1e-3
 
 
 @pytest.mark.parametrize("name, targets, known", [("qwen3_moe", ("q", "gate"), "q, k, v, o"),
@@ -459,7 +451,8 @@ def test_a_mesh_gives_the_logits_and_gradients_of_one_device(n, sizes, name, row
 # ---- samples and runs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sdar_moe", pytest.param("llada2_moe", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("name", ["sdar_moe", "llada2_moe"])
 def test_a_text_sampled_from_a_cache_is_the_text_sampled_without(name):
     cfg = changed(KINDS[name], block_causal=4)
     z = jnp.concatenate([TOKENS[:, :4], jnp.full((3, 8), cfg.mask_id)], 1)

@@ -55,12 +55,6 @@ def test_its_grids_are_all_there_are_and_its_reward_is_the_sudoku_reward(grids):
     np.testing.assert_array_equal(one_file.is_right(both), theirs)
 
 
-def test_its_model_is_the_cores(params, grids):
-    z = jnp.where(masks_of((40, 16)), one_file.MASK, grids[:40])
-    logits = model.readout(params, model.hidden(params, z, CFG), CFG)
-    close(one_file.log_probs(params, z)[..., :4], jax.nn.log_softmax(logits)[..., :4])
-
-
 def test_its_loss_of_pretraining_and_the_gradient_are_the_cores(params, grids):
     x, (count_key, mask_key) = grids[:40], jax.random.split(KEY)
     count = jax.random.randint(count_key, (40,), 1, 17)
