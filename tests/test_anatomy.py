@@ -241,9 +241,6 @@ def test_the_flag_is_one_of_train_py(monkeypatch, place):
     assert called == [(["recipe", "--seed=1"], "a.html")] and not e.value.code
 
 
-# ---- what one sees ----
-
-
 @needs_browser
 @EACH
 def test_the_page_shows_nine_stations_and_fetches_nothing(kind, pages, browser):

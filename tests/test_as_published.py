@@ -110,9 +110,6 @@ def test_rows_of_one_batch_take_the_first_tokens_of_their_blocks_when_they_need_
     assert len(cases) == 3 and trace["passes"].tolist() == [case["nfe"] for case in cases]
 
 
-# ---- --as_published --------------------------------------------------------------------------------------------------
-
-
 def folder_named(path, **switches):
     byte_model(path, **switches)
     return str(path)

@@ -44,9 +44,6 @@ def but_mask(x, mask_id=308):
     return np.delete(np.asarray(x), mask_id, -1)
 
 
-# ---- the network -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("folder, kind", [(SDAR, "odd"), (FAST, "full"), *(pytest.param(*x, marks=pytest.mark.slow)
                                           for x in ((SDAR, "full"), (FAST, "odd")))])  # fmt: skip
 def test_logits_equal_those_of_the_original_code(folder, kind):
@@ -112,9 +109,6 @@ def test_a_block_of_the_whole_text_is_the_bidirectional_model():
     close(logits_of(FAR, X, block), logits_of(FAR, X, plain), 2e-6)
     batch = noise_of(KEY, data.Batch(X, jnp.ones(X.shape, bool), None), block, paired=True)
     close(loss(FAR, batch, block)[0], loss(FAR, batch, plain)[0], 2e-6)
-
-
-# ---- the bound -------------------------------------------------------------------------------------------------------
 
 
 def test_blocks_of_one_are_an_autoregressive_model():
@@ -195,9 +189,6 @@ def test_trace_gives_the_log_probs_of_sdars_sampler_on_its_canvas():
         l = model.readout(params, blocks.hidden(params, x, jnp.where(M[:, 0], 308, x)[None], cfg)[0], free)
         logp = (w[:, 0] * diffusion.gather_logp(l, jnp.broadcast_to(x, M[:, 0].shape))).sum(0)
         close(logp, np.where(step[0] >= 0, e[f"canvas_logp_{r}"], 0), 1e-5)
-
-
-# ---- sampling --------------------------------------------------------------------------------------------------------
 
 
 def canvas(e, setting, cfg, pad):
@@ -315,9 +306,6 @@ def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, cap
     assert complete.main([str(tmp_path), "--prompt=123456789", f"--max_new_tokens={new}"]) == 0, capsys.readouterr().err
 
 
-# ---- folders, and what models are made of ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name, b", [("TraDo-8B", 4), ("SDAR-4B-Chat-b16", 16)])
 def test_what_the_config_does_not_say_is_in_the_name_and_the_tokenizer(name, b, tmp_path):
     theirs = disk.read_json(f"{SDAR}/config.json")
@@ -338,9 +326,6 @@ def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches
     assert huggingface.family_of(new) == name and new.block_causal == 4 and new.shift == (name != "sdar")
     close(params["embed"][4], model.init(KEY, cfg)["embed"].mean(0), 1e-6)
     assert np.isfinite(logits_of(params, X, new)).all()
-
-
-# ---- runs ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

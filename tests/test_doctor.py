@@ -172,9 +172,6 @@ def test_a_mask_that_is_an_ordinary_word_is_named_and_its_places_are_not_scored(
     assert doctor.value(cfg, "mask_id", TOK) == "the ordinary token 'e', id 101"
 
 
-# ---- its parts -------------------------------------------------------------------------------------------------------
-
-
 def test_the_masks_are_the_same_each_time_and_give_no_reading_more_to_see():
     assert hashlib.sha256(doctor.zen().encode()).hexdigest().startswith("e250f274f33b9b62")  # in every Python
     with pytest.raises(ValueError, match="tests a model on 112 tokens of English or more, .* makes 20 of the Zen"):

@@ -63,8 +63,6 @@ def with_masks(B, T, share=0.4):
     return jnp.where(jax.random.uniform(jax.random.key(2), (B, T)) < share, MASK, tokens)
 
 
-# ---- dllm's a2d ------------------------------------------------------------------------------------------------------
-
 A2D = {"a2d-qwen3": ("qwen3", dict(head_dim=16)), "a2d-qwen2": ("qwen2", {}), "a2d-llama": ("llama", {})}
 
 
@@ -139,9 +137,6 @@ def test_our_own_models_are_written_under_these_families_too(switches, kind, tmp
     loaded, same = checkpoint.load(tmp_path)
     assert same == dataclasses.replace(cfg, d_head=same.d_head, n_kv_head=2, d_ff=cfg.ff)
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
-
-
-# ---- a denoiser under a causal name ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -221,8 +216,6 @@ def test_a_plan_reads_the_shape_of_it(denoiser, rows, capsys, tmp_path):
     plan.plan_ahead([str(file), "--open_as=Dream"], "1xH100")
     assert "1xH100" in capsys.readouterr().out
 
-
-# ---- Nemotron-Labs-Diffusion -----------------------------------------------------------------------------------------
 
 TALL = model.ModelConfig(vocab_size=5, n_layer=2, n_head=2, d_model=16, d_ff=32, block_causal=2, causal_text=True,
                          mask_id=4, eos_id=3)  # fmt: skip
@@ -306,8 +299,6 @@ def test_a_nemotron_that_computes_something_else_is_refused(change, named, tmp_p
     with pytest.raises(ValueError, match="llama_4_scaling_beta=0.1 is not supported"):
         huggingface.read_config(config_only(tmp_path, model_type="llama", mask_token_id=None, rope_scaling=scaled))
 
-
-# ---- a block model that reads its finished text from left to right ---------------------------------------------------
 
 hidden = jax.jit(model.hidden, static_argnames="cfg")
 packed_hidden = jax.jit(blocks.hidden, static_argnames="cfg")

@@ -123,9 +123,6 @@ def test_a_model_that_cannot_fit_is_reported_without_being_allocated():
     assert "params 32.1 GB" in lines[0] and "--ref_offload=True" in lines[1]
 
 
-# ---- on devices that are not here ----
-
-
 def test_devices_are_named_by_their_number_or_by_the_shape_of_a_slice():
     for text, expected in {
         "1xA100-40": ("A100-40", 1), "8xH100": ("H100", 8), "64xH200": ("H200", 64), "8xB200": ("B200", 8),

@@ -210,9 +210,6 @@ def test_nothing_is_computed_twice_weights_are_gathered_by_layer_and_logits_neve
                     and not dims.startswith("1,")]  # fmt: skip
 
 
-# ---- several processes ----
-
-
 def processes(place, out, *arguments, n=2, devices=2):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

@@ -34,8 +34,6 @@ def code_format(text):
     return programs.fenced([""], [text])[0]
 
 
-# ---- the program ----------------------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("prompt, completion, entry, code", [
     (BODY, "a + b", "add", BODY + "a + b"),                                     # the body of the prompt's function,
     (BODY, "a + b", None, BODY + "a + b"),                                      # which is found without its name
@@ -95,8 +93,6 @@ def test_code_is_found_in_every_shape_that_people_and_models_write():
     scores = programs.tests([CHAT] * n, list(SHAPES.values()), [TESTS] * n, ["add"] * n)
     assert [name for name, score in zip(SHAPES, scores, strict=True) if score != 1] == []
 
-
-# ---- syntax ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("code, worth", [
     ("x = 1", 1), ("def f():\n    return 1", 1), ("x = ", -1), ("def f(:", -1), ("for", -1), ("  x = 1", -1), ("", 0),
@@ -170,8 +166,6 @@ def test_any_text_has_a_syntax_a_quality_and_a_format(text):
 def test_format_is_one_fenced_block_that_parses(text, worth):
     assert code_format(text) == worth
 
-
-# ---- tests ----------------------------------------------------------------------------------------------------------
 
 def test_fenced_tests_are_paid_only_where_the_format_is_right_and_run_the_block_by_itself():
     right = "```python\ndef add(a, b): return a + b\n```"
@@ -295,8 +289,6 @@ def test_equal_programs_run_once(monkeypatch):
     assert len(seen) == 2
 
 
-# ---- quality and performance ----------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize("text, docstring, naming, comments, structure", [
     ('def add(a, b):\n    """Sum."""\n    # the sum of the two numbers\n    return a + b', 1, 1, 1, 1),
     ("x = 1", 0, 1, 0, 1), ("def Add(a): return a", 0, 0, 0, 1), ("class add: pass", 0, 0, 0, 1),
@@ -349,8 +341,6 @@ def test_complexity_counts_nodes_more_in_loops():
     assert cost("f()") == 1 + 1 + 1 + 1 + 1             # Module, Expr, Call, Name, Load
     assert cost("for i in y:\n    f()") == 2 + 2 * (2 + 2) + 2 * 4       # Module, For; in it i and y, and Expr to Load
 
-
-# ---- known data -----------------------------------------------------------------------------------------------------
 
 @pytest.mark.slow
 def test_the_reference_solutions_of_humaneval_all_pass():

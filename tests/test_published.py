@@ -280,9 +280,6 @@ def test_tensors_that_are_not_those_of_the_model_are_refused(change, said, tmp_p
         checkpoint.load(folder)
 
 
-# ---- exports ---------------------------------------------------------------------------------------------------------
-
-
 def test_an_export_keeps_16_bits_and_positions_is_split_and_says_which_code_it_needs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(disk, "SHARD", 8000)
     byte_model(folder := f"{tmp_path}/a", "bfloat16", max_positions=512)
@@ -304,9 +301,6 @@ def test_sample_computes_in_the_stored_dtype_or_as_asked(tmp_path):
         loaded = complete.find_model(folder, dtype=dtype)
         assert loaded.cfg.dtype == str(loaded.params["embed"].dtype) == expected
     assert complete.main([folder, "--prompt=a", "--max_new_tokens=2", "--dtype=float32"]) == 0
-
-
-# ---- the ends of a chat ----------------------------------------------------------------------------------------------
 
 
 def test_the_end_of_the_tokenizer_joins_those_of_the_files(tmp_path):

@@ -48,9 +48,6 @@ def page_of(cfg):
     return content(f"{cfg.out_dir}/report.html")
 
 
-# ---- what is in it ----
-
-
 def test_a_log_with_a_number_that_is_not_finite_has_the_other_points_of_its_curve(cfg):
     with open(f"{cfg.out_dir}/metrics.jsonl", "a") as log:
         log.write('{"step": 110, "time": 1, "loss": Infinity}\n{"step": 120, "time": 2, "loss": 0.5}\n')
@@ -173,9 +170,6 @@ def test_a_film_shows_every_token_at_its_step_as_blue_as_the_model_was_sure(cfg)
     assert "12" in [t.text for t in films[0].findall(f"{SVG}text")]  # what was given is there from the start
 
 
-# ---- several runs ----
-
-
 @pytest.fixture
 def seeds(tmp_path):
     """Four seeds of one recipe, and a run with another rate."""
@@ -250,9 +244,6 @@ def test_the_interval_is_that_of_the_bootstrap():
     line = compare.band("all", logs, "x")
     assert 0.25 < line.high[0] - line.low[0] < 1.2  # 4 standard errors of a mean of 40, a little more for this mean
     assert compare.interquartile_mean(np.array([5.0, 1.0, 3.0])) == 3
-
-
-# ---- in a browser ----
 
 
 @needs_browser

@@ -79,9 +79,6 @@ def test_tokens_count_up_to_the_first_end_and_given_ones_do_not():
     np.testing.assert_allclose(rewards.written_per_pass(tokens, completion, jnp.array([2, 1, 4]), EOS), [1.5, 2, 0.5])
 
 
-# ---- correct and fast ------------------------------------------------------------------------------------------------
-
-
 def lightning(right, fast):
     """LightningRL's advantages (N, G), by the formula of its paper: both are normalized in their group, added, and
     normalized in the batch."""

@@ -115,9 +115,6 @@ def test_the_program_runs_from_any_folder_and_writes_where_one_is(tmp_path, monk
     assert config.read_file("config/sudoku.py").seed == 9  # what is in the working folder comes first
 
 
-# ---- what the machine lacks ----
-
-
 def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch, capsys):
     def nothing():
         raise RuntimeError("Unable to initialize backend 'cuda': no GPU\nand forty lines more")
@@ -174,9 +171,6 @@ def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay
     assert os.listdir(out) == ["step-000003"]
     with pytest.raises(FileNotFoundError), runs.locked(out):  # other errors are what they are
         open(f"{out}/nothing")
-
-
-# ---- locks, signals, pipes ----
 
 
 def test_a_lock_is_between_processes_and_ends_with_a_kill(tmp_path):
@@ -245,9 +239,6 @@ def test_ctrl_c_during_the_imports_is_quiet():
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     assert process.communicate() == (b"", b"") and process.returncode == -signal.SIGINT  # in a shell, 130
-
-
-# ---- signals and streams, from the first line to the last ----
 
 
 def test_ctrl_c_that_a_callback_drops_is_heard_a_moment_later():
