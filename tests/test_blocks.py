@@ -53,9 +53,8 @@ def test_logits_equal_those_of_the_original_code(folder, kind):
 
 
 def test_shares_of_masks_are_spread_evenly_over_all_blocks_of_a_batch():
-    cfg = of(block_causal=8)
-    x = jnp.zeros((4, 16), int)
-    *_, t = blocks.mask_blocks(KEY, x, x == 0, None, cfg)
+    mask = jax.jit(functools.partial(blocks.mask_blocks, cfg=of(block_causal=8)))
+    *_, t = mask(KEY, jnp.zeros((4, 16), int), jnp.ones((4, 16), bool), None)
     close(jnp.sort(t[:, ::8].reshape(-1)), np.arange(1, 9) / 8, 1e-6)
 
 
@@ -114,7 +113,7 @@ def test_a_block_of_the_whole_text_is_the_bidirectional_model():
 def test_blocks_of_one_are_an_autoregressive_model():
     cfg, texts = of(block_causal=1), jnp.array(list(itertools.product(range(4), repeat=3)))
     batch = data.Batch(texts, jnp.ones(texts.shape, bool), None)
-    noisy = diffusion.noise(KEY, batch, cfg)
+    noisy = noise_of(KEY, batch, cfg)
     assert (noisy.z == cfg.mask_id).all()  # the bound needs no luck
     nll = -view_logp(FAR, texts, jnp.ones((1, *texts.shape), bool), cfg)[0][0].sum(1)
     close(loss(FAR, noisy, cfg)[0], nll.sum() / texts.size, 1e-5)
@@ -259,15 +258,17 @@ def samples(plan, group=1, **switches):
     return *sample.generate(FAR, KEY, z, of(**switches), plan, valid, group), z, valid
 
 
-@pytest.mark.parametrize("switches", [dict(), pytest.param(dict(shift=True, block_causal=4), marks=pytest.mark.slow)])
-def test_the_cache_of_finished_blocks_changes_nothing_and_trace_scores_what_was_sampled(switches):
-    plan = dict(rule="dynamic", threshold=0.5)
-    (x, plain, *_), (y, cached, z, valid) = (samples(plan | dict(cache=c), 2, **switches) for c in ("none", "prefix"))
-    np.testing.assert_array_equal(x, y)
-    close(plain["logp"], cached["logp"], 1e-5)
-    cfg = of(**switches)
-    views = diffusion.views(KEY, "trace", z == 4, step=cached["step"], n=4, cfg=cfg, valid=valid)
-    close(token_logp(FAR, x, views, cfg, valid), cached["logp"], 1e-5)
+@pytest.mark.parametrize("switches, caches", [(dict(), ["prefix"]), *(
+    pytest.param(more, ["prefix", "none"], marks=pytest.mark.slow)
+    for more in (dict(), dict(shift=True, block_causal=4)))])  # fmt: skip
+def test_trace_scores_what_was_sampled_and_the_cache_of_finished_blocks_changes_nothing(switches, caches):
+    cfg, texts = of(**switches), []
+    for cache in caches:
+        x, trace, z, valid = samples(dict(cache=cache, rule="dynamic", threshold=0.5), 2, **switches)
+        views = diffusion.views(KEY, "trace", z == 4, step=trace["step"], n=4, cfg=cfg, valid=valid)
+        close(token_logp(FAR, x, views, cfg, valid), trace["logp"], 1e-5)
+        texts.append(x)
+    np.testing.assert_array_equal(texts[0], texts[-1])
 
 
 def test_a_text_ends_with_the_block_that_has_its_end():
