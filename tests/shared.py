@@ -35,6 +35,7 @@ def compiled(f):
 
 loss, view_logp, token_logp = map(compiled, (diffusion.loss, diffusion.view_logp, diffusion.token_logp))
 likelihood, logits_of = map(compiled, (diffusion.likelihood, model.logits))
+views = jax.jit(diffusion.views, static_argnames=("name", "n", "cfg"))
 
 
 SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4, log_samples=0, diffusion_steps=2,
@@ -43,6 +44,12 @@ SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4, lo
 
 def close(a, b, tol=1e-4):
     np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=0)
+
+
+def far(params, by):
+    """Move all params, without compiling a program for each shape."""
+    moved = lambda w: np.asarray(w) + np.float32(by) * np.asarray(jax.random.normal(jax.random.key(0), w.shape))
+    return jax.tree.map(lambda w: jax.numpy.asarray(moved(w)), params)
 
 
 def write_rows(folder, more=lambda prompt: {}, order=range(100)):

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import shared
-from shared import batches_of, close, likelihood, logits_of, loss, noise_of, token_logp, view_logp
+from shared import batches_of, close, far, likelihood, logits_of, loss, noise_of, token_logp, view_logp
+from shared import views as draw_views
 
 import config
 import data
@@ -27,7 +28,7 @@ SDAR, FAST = "tests/fixtures/sdar", "tests/fixtures/fastdllm2"
 KEY = jax.random.key(0)
 CFG = model.ModelConfig(vocab_size=5, n_layer=2, n_head=2, d_model=16, d_ff=32, block_causal=2, qk_norm=True, mask_id=4,
                         eos_id=3)  # fmt: skip
-FAR = jax.tree.map(lambda w: w + 0.3 * jax.random.normal(KEY, w.shape), model.init(KEY, CFG))  # sure of something
+FAR = far(model.init(KEY, CFG), 0.3)  # sure of something
 X = jax.random.randint(jax.random.key(1), (3, 6), 0, 4)
 
 
@@ -153,7 +154,7 @@ def test_the_likelihood_is_on_average_the_exact_bound_of_each_text():
 @pytest.mark.parametrize("method", ["elbo", "coupled_elbo"])
 def test_estimators_with_a_number_of_masks_for_a_row_bound_each_block(method):
     x = jnp.tile(X[:1], (256, 1))
-    views = diffusion.views(KEY, method, jnp.ones(x.shape, bool), n=2, cfg=CFG)
+    views = draw_views(KEY, method, jnp.ones(x.shape, bool), n=2, cfg=CFG)
     logp = (views.share * token_logp(FAR, x, views, CFG)).sum(1)
     close(logp.mean(), exact_bound(FAR, X[0], CFG), 0.15)
 
@@ -161,7 +162,7 @@ def test_estimators_with_a_number_of_masks_for_a_row_bound_each_block(method):
 def test_trace_takes_the_same_step_of_every_block_as_one_view():
     step = jnp.array([[-1, 3, 7, 5, 9, 8]])
     hole = step >= 0
-    M, w, s = diffusion.views(KEY, "trace", hole, step=step, n=2, cfg=CFG)
+    M, w, s = draw_views(KEY, "trace", hole, step=step, n=2, cfg=CFG)
     np.testing.assert_array_equal(M[:, 0], [[0, 1, 1, 1, 1, 1], [0, 0, 1, 0, 1, 0]])
     np.testing.assert_array_equal(w[:, 0], [[0, 1, 0, 1, 0, 1], [0, 0, 1, 0, 1, 0]])
     np.testing.assert_array_equal(s, hole)
@@ -173,7 +174,7 @@ def test_a_shifted_block_whose_other_tokens_are_drawn_at_once_needs_one_view():
     x, trace, z, valid = samples(dict(cache="prefix", steps=1), 2, shift=True, block_causal=4)
     cfg, hole = of(shift=True, block_causal=4), z == 4
     more = dict(cfg=cfg, valid=valid)
-    M, w, s = diffusion.views(KEY, "trace", hole, step=trace["step"], n=1, **more)
+    M, w, s = draw_views(KEY, "trace", hole, step=trace["step"], n=1, **more)
     assert (blocks.first_of_block(valid, 7, cfg) & hole).any() and (w[0] == hole).all() and (s == hole).all()
     close(token_logp(FAR, x, diffusion.Views(M, w, s), cfg, valid), trace["logp"], 1e-5)
 
@@ -183,7 +184,7 @@ def test_trace_gives_the_log_probs_of_sdars_sampler_on_its_canvas():
     params, cfg, e = fixture(SDAR)
     for r in range(5):
         x, step = jnp.array(e[f"canvas_{r}"])[None], jnp.array(e[f"canvas_step_{r}"])[None]
-        M, w, _ = diffusion.views(KEY, "trace", step >= 0, step=step, n=4, cfg=cfg)
+        M, w, _ = draw_views(KEY, "trace", step >= 0, step=step, n=4, cfg=cfg)
         free = dataclasses.replace(cfg, mask_id=None)  # theirs keeps the mask in the softmax
         l = model.readout(params, blocks.hidden(params, x, jnp.where(M[:, 0], 308, x)[None], cfg)[0], free)
         logp = (w[:, 0] * diffusion.gather_logp(l, jnp.broadcast_to(x, M[:, 0].shape))).sum(0)
@@ -265,7 +266,7 @@ def test_trace_scores_what_was_sampled_and_the_cache_of_finished_blocks_changes_
     cfg, texts = of(**switches), []
     for cache in caches:
         x, trace, z, valid = samples(dict(cache=cache, rule="dynamic", threshold=0.5), 2, **switches)
-        views = diffusion.views(KEY, "trace", z == 4, step=trace["step"], n=4, cfg=cfg, valid=valid)
+        views = draw_views(KEY, "trace", z == 4, step=trace["step"], n=4, cfg=cfg, valid=valid)
         close(token_logp(FAR, x, views, cfg, valid), trace["logp"], 1e-5)
         texts.append(x)
     np.testing.assert_array_equal(texts[0], texts[-1])

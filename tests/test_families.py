@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from shared import SECONDS, byte_model, logits_of, token_logp
+from shared import SECONDS, byte_model, far, logits_of, token_logp
+from shared import views as draw_views
 
 import config
-import diffusion
 import model
 import sample
 import train
@@ -219,7 +219,7 @@ def test_a_plan_reads_the_shape_of_it(denoiser, rows, capsys, tmp_path):
 
 TALL = model.ModelConfig(vocab_size=5, n_layer=2, n_head=2, d_model=16, d_ff=32, block_causal=2, causal_text=True,
                          mask_id=4, eos_id=3)  # fmt: skip
-FAR = jax.tree.map(lambda w: w + 0.3 * jax.random.normal(KEY, w.shape), model.init(KEY, TALL))  # sure of something
+FAR = far(model.init(KEY, TALL), 0.3)  # sure of something
 
 
 def tall(**switches):
@@ -351,5 +351,5 @@ def test_the_cache_changes_nothing_and_trace_scores_what_was_sampled(rule, switc
     np.testing.assert_array_equal(x, y)
     np.testing.assert_allclose(plain["logp"], cached["logp"], atol=1e-5)
     of_blocks = dict(cfg=cfg, valid=valid)
-    views = diffusion.views(KEY, "trace", z == 4, step=cached["step"], n=4, **of_blocks)
+    views = draw_views(KEY, "trace", z == 4, step=cached["step"], n=4, **of_blocks)
     np.testing.assert_allclose(token_logp(FAR, x, views, cfg, valid), cached["logp"], atol=1e-5)

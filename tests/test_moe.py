@@ -13,7 +13,7 @@ import pytest
 if __name__ == "__main__":  # this file is also a program that runs on more devices: see `elsewhere`
     import conftest  # noqa: F401
 
-from shared import SECONDS, close, elsewhere, logits_of, write_rows
+from shared import SECONDS, close, elsewhere, far, logits_of, write_rows
 
 import config
 import diffusion
@@ -51,9 +51,7 @@ TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 37)
 @functools.cache
 def start(cfg, n_out=None):
     """Params far from their initialization, with a bias that changes which experts are picked."""
-    params = model.init(KEY, cfg, n_out)
-    moved = lambda path, w: w + 0.1 * jax.random.normal(KEY, w.shape) if w.ndim < 4 else w
-    return jax.tree_util.tree_map_with_path(moved, params)
+    return jax.tree.map(lambda w: far(w, 0.1) if w.ndim < 4 else w, model.init(KEY, cfg, n_out))
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +76,11 @@ def saved(written, tmp_path):
 # ---- one layer -------------------------------------------------------------------------------------------------------
 
 
-def layer(cfg, scale=1.0):
+def layer(cfg):
     """The weights of one layer's experts, of which some are seldom picked."""
     sizes = {name: shape[1:] for name, shape in moe.shapes(cfg).items() if not name.startswith("dense")}
     keys = jax.random.split(KEY, len(sizes))
-    return {name: scale * jax.random.normal(key, shape) * shape[-2:][0] ** -0.5
+    return {name: jnp.asarray(np.asarray(jax.random.normal(key, shape)) * np.float32(shape[-2:][0] ** -0.5))
             for key, (name, shape) in zip(keys, sizes.items(), strict=True)}  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """A base in 8 or 4 bits: the codes of bitsandbytes and torchao, products of its numbers, gradients, memory, runs."""
 import dataclasses
+import functools
 import json
 
 import jax
@@ -82,6 +83,7 @@ def loaded(folder, bits, **more):
     return checkpoint.load(folder / "base", pack=quantized.packing(bits), **more)
 
 
+@functools.partial(jax.jit, static_argnames="cfg")
 def as_numbers(params, cfg):
     """Params with codes -> the same with the numbers that they stand for."""
     def leaf(w):
