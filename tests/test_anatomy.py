@@ -153,7 +153,7 @@ def test_log_probs_before_and_after_are_those_of_the_checkpoints(kind, pages):
             for c in prompt["completions"]:
                 x = np.array([[TOK.pad_id] * (8 - len(ids)) + ids + c["ids"]])
                 for u in (u for u in c["updates"] if u["number"] == number):
-                    masked, weight = np.zeros((6, 1, 14), bool), np.zeros((6, 6))  # of at most 6 views
+                    masked, weight = np.zeros((8, 1, 14), bool), np.zeros((8, 6))  # of at most 8 views
                     for i, view in enumerate(u["views"]):
                         masked[i, 0, 8:], weight[i, view["scored"]] = view["masked"], view["weight"]
                     each, _ = score(params, x, masked, cfg=shape, valid=valid, start=8)
