@@ -35,8 +35,6 @@ def one_step_for_all_runs():
         yield
 
 
-# ---- the model ----
-
 logits = jax.jit(model.logits, static_argnames="cfg")
 
 
@@ -159,9 +157,6 @@ def test_a_base_held_in_bfloat16_computes_what_one_cast_at_every_step_does(saved
     assert kept_in_16_bits(checkpoint.load(folder, "bfloat16")[0])
 
 
-# ---- the format of PEFT ----
-
-
 def read_by_peft(base, folder=None, kind="CausalLM", **more):
     """Open a base, and adapters on it, as peft does -> the model, what it makes of TOKENS."""
     peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
@@ -231,9 +226,6 @@ def test_adapters_that_peft_wrote_open_here(saved, tmp_path):
     close(model.logits(checkpoint.load(tmp_path / "theirs")[0], TOKENS, cfg)[:, 1:], raw[:, :-1])
 
 
-# ---- what is wrong with a folder ----
-
-
 @pytest.mark.parametrize("change, named", [
     (dict(peft_type="LOHA"), "peft_type='LOHA' is not supported; this code computes peft_type='LORA'"),
     (dict(use_dora=True), "use_dora=True is not supported"), (dict(use_rslora=True), "use_rslora=True"),
@@ -292,9 +284,6 @@ def test_adapters_that_are_their_own_base_or_damaged_are_named_in_one_sentence(s
         os.remove(folder / name)
         refused(folder, "missing|neither a config.json")
         (folder / name).write_bytes(content)
-
-
-# ---- runs ----
 
 
 SECONDS = dict(max_prompt_len=3, max_new_tokens=4, max_iters=4, batch_size=8, eval_interval=4, eval_size=8,
@@ -460,9 +449,6 @@ def test_the_optimizer_holds_two_numbers_for_each_of_an_adapter_and_none_for_the
     assert base == full and size(new) == 4 * count_params(new) == 4 * 4 * 8 * (4 * 512 + 3 * (256 + 704))
     assert abs(state(new) - 2 * size(new)) < 64 and abs(state(full) - 2 * size(full)) < 64
     assert state(full) > 20 * state(new)
-
-
-# ---- what cannot work ----
 
 
 @pytest.mark.parametrize("changes, words", [

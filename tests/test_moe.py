@@ -73,9 +73,6 @@ def saved(written, tmp_path):
     return lambda name: shutil.copytree(written(name), tmp_path / name)
 
 
-# ---- one layer -------------------------------------------------------------------------------------------------------
-
-
 def layer(cfg):
     """The weights of one layer's experts, of which some are seldom picked."""
     sizes = {name: shape[1:] for name, shape in moe.shapes(cfg).items() if not name.startswith("dense")}
@@ -162,9 +159,6 @@ def test_in_16_bits_the_router_computes_in_32():
     close(np.delete(low, 39, -1), np.delete(logits_of(start(SDAR), TOKENS, SDAR), 39, -1), 0.2)
 
 
-# ---- LLaDA2's own outputs --------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def fixture():
     return *checkpoint.load(LLADA2), np.load(f"{LLADA2}/expected.npz")
@@ -207,9 +201,6 @@ def test_what_a_config_does_not_say_is_elsewhere_or_usual(saved, tmp_path):
     theirs = disk.read_json(file)
     disk.write_json(file, theirs | {"num_local_experts": theirs.pop("num_experts")})
     assert huggingface.read_config(file.parent).n_experts == 8
-
-
-# ---- transformers' Qwen3-MoE -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -272,9 +263,6 @@ def test_sdar_moe_is_qwen3_moe_whose_tokens_see_their_block(name, b, qwen3, tmp_
     with torch.no_grad():
         raw = theirs(torch.tensor(np.asarray(TOKENS)), attention_mask=mask).logits
     close(np.delete(model.logits(params, TOKENS, cfg), 39, -1), np.delete(raw, 39, -1))
-
-
-# ---- folders ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -353,9 +341,6 @@ def test_a_causal_mixture_becomes_a_block_model_and_one_that_no_family_has_is_na
         huggingface.save(tmp_path, params, changed(SDAR, n_shared=1))
 
 
-# ---- LoRA ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name, targets", [("qwen3_moe", ("q", "v")), pytest.param("llada2_moe", ("o",), marks=SLOW)])
 def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, targets, saved, tmp_path):
     cfg, folder = KINDS[name], saved(name)
@@ -380,8 +365,6 @@ def test_adapters_on_experts_or_on_a_part_of_a_tensor_are_refused_before_the_wei
     with pytest.raises(ValueError, match=f"only {known} can have adapters .*: {advice}"):
         prepare(cfg, train.train)
 
-
-# ---- estimates -------------------------------------------------------------------------------------------------------
 
 BIG = dict(vocab_size=1000, n_head=8, d_model=256, mask_id=999, eos_id=0)
 
@@ -409,9 +392,6 @@ def test_memory_is_estimated_within_a_factor_of_one_and_a_half_of_what_xla_finds
     estimate, found = memory.estimate_bytes(cfg, 1), sum(held.values()) + max(temporaries.values())
     print(f"estimate / compiled: {estimate['peak'] / found:.3f}")
     assert 2 / 3 < estimate["peak"] / found < 3 / 2
-
-
-# ---- several devices -------------------------------------------------------------------------------------------------
 
 
 def test_all_matrices_of_experts_are_split_and_routers_are_whole():
@@ -444,9 +424,6 @@ def test_a_mesh_gives_the_logits_and_gradients_of_one_device(n, sizes, name, row
         close(a, b, 1e-4)
     print(f"FLOPs per device: {flops.item() / alone.item():.2f} of one device's")
     assert name != "llada2_moe" or flops < 1.2 * alone / n
-
-
-# ---- samples and runs ------------------------------------------------------------------------------------------------
 
 
 @SLOW

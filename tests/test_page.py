@@ -57,9 +57,6 @@ def shown(browser, path, models, plan=Plan(steps=4), rows=(), n_new=8, **how):  
     browser.open(path, **how)
 
 
-# ---- the same numbers as JAX's ----
-
-
 @pytest.fixture(scope="module")
 def all_kinds(browser, tmp_path_factory):
     models = [loaded(kind) for kind in KINDS]
@@ -164,8 +161,6 @@ def test_texts_become_the_tokens_of_the_tokenizer_and_back(kind, browser, tmp_pa
         assert browser.run(f"decode({plain})") == tok.decode(plain)
     assert browser.run(f"decode([226, 128, 65, {tok.eos_id}])") == tok.decode([226, 128, 65, tok.eos_id])
 
-
-# ---- what one sees ----
 
 GRID = "1234341221434321"
 ROWS = [{"prompt": "".join("." if i % 4 == n else digit for i, digit in enumerate(GRID)) + ":", "completion": GRID}
@@ -387,8 +382,6 @@ def test_hostile_rows_and_names_are_text(browser, tmp_path):
     assert not browser.errors and browser.run("document.scripts.length") == 2
 
 
-# ---- the page in assets/, of the models that config/sudoku_grpo.py made ----
-
 COMMITTED = "assets/play.html"
 
 
@@ -397,9 +390,6 @@ def test_the_committed_page_is_what_the_command_writes_now():
     words = re.split("%(?:title|data|model)%", open("tools/page.html", encoding="utf-8").read())
     assert all(word in source for word in [*words, open("tools/page.js", encoding="utf-8").read()]), (
         f"write it anew: python sample.py assets/sudoku_base assets/sudoku_grpo --page={COMMITTED}")  # fmt: skip
-
-
-# ---- what is written, and what is refused ----
 
 
 def test_the_page_is_short_knows_every_order_and_rule_and_refuses_what_is_added_later():

@@ -71,9 +71,6 @@ def assert_whole(cfg, steps):
         assert state.opt_state[0] == step and state.opt_state[0].dtype == jnp.int32
 
 
-# ---- checkpoints ----
-
-
 def test_numbers_of_all_dtypes_are_saved_and_restored(tmp_path):
     tree = {"a": jnp.array([0.0, -0.0, 1e-45, jnp.inf, jnp.nan]), "b": jnp.array([3, 2**31 - 1]),
             "c": jnp.array([True]), "d": jnp.array([1.5], jnp.bfloat16), "e": jnp.uint32(7)}
@@ -193,9 +190,6 @@ def test_a_checkpoint_is_synced_before_it_gets_its_name(cfg, monkeypatch):
     assert synced[-1] == cfg.out_dir
 
 
-# ---- what is wrong with a checkpoint ----
-
-
 FILES = ["model.safetensors", "state.safetensors", "run.json", "config.json", "tokenizer.json"]
 
 
@@ -245,9 +239,6 @@ def test_a_state_of_another_model_or_optimizer_is_refused(cfg):
                   state_at(0)._replace(opt_state=())):  # fmt: skip
         with pytest.raises(ValueError, match=r"of another model or optimizer than this config: \.\S+ and \d+ more"):
             resume.restore(folder, other)
-
-
-# ---- logs ----
 
 
 def lines(cfg, name="metrics.jsonl"):
@@ -320,9 +311,6 @@ def test_only_a_run_is_moved_aside_and_never_onto_another(cfg, tmp_path, capsys)
     assert sorted(os.listdir(tmp_path)) == ["out.1", "out.2", "out.3"]
 
 
-# ---- curves ----
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_curves_are_drawn_for_whatever_metrics_there_are(cfg):
@@ -351,9 +339,6 @@ def test_without_matplotlib_no_curves_are_drawn(cfg, monkeypatch, capsys):
     assert "pip install matplotlib" in capsys.readouterr().out
 
 
-# ---- signals ----
-
-
 def test_signals_are_noted_and_their_handlers_restored(capsys):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     with runs.StopRequested() as asked:
@@ -366,9 +351,6 @@ def test_signals_are_noted_and_their_handlers_restored(capsys):
             signal.raise_signal(signal.SIGINT)
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
     assert "saving after this step; ctrl-C again leaves at once" in capsys.readouterr().err
-
-
-# ---- really killed ----
 
 
 FILE = """
