@@ -19,46 +19,44 @@ HOSTILE = ["", " \n\t", "\0", "\ud800", "[" * DEEP, "{" * DEEP, "(" * DEEP + ")"
            "[NaN]", "1e999999999", "#### 1e999999999", "# " * DEEP]
 
 
+FORMS = "{}", "#### {}", "\\boxed{{{}}}", "<answer>{}</answer>", "The answer is {}."
+
+
+@pytest.mark.parametrize("answer, worth, written", [  # the reference, and what is written for it
+    ("7", 1, "7 apples | 7 | x = 7 | 7. | €7"), ("1234567", 1, "1,234,567"), ("1,200", 1, "1{,}200"),
+    ("1200", 1, "$1,200.00"), ("-5", 1, "-$5 | −5"),
+    ("5", 1, r"10-5 | +5 | \(5\) | 5\text{ cm}^2 | 5\ \text{cm} | 5cm | 5 square meters | = 5. | (5) | 5\%"),
+    ("12.5", 1, "12.50"), ("0.5", 1, r".5 | \frac12"), ("0.75", 1, "3/4"), ("50", 1, "50%"), ("1/10", 1, "0.1"),
+    ("5 + 2 = <<5+2=7>>7\n#### 7", 1, "7"), (r"\boxed{7}", 1, "7"), ("18 dollars", 1, "18 dollars"),
+    ("x^2+1", 1, "x^2 + 1"), ("b", 1, "B"), ("2x", 1, "2x"), ("1000", 1, "1e3"), ("0.15", 1, "1.5E-1"),
+    ("2000", 1, r"2 \times 10^{3}"), ("1/3", 1, r"\dfrac1{3}"), ("3.5", 1, r"3\frac12 | 3 1/2"),
+    ("-0.5", 1, r"-\frac{1}{2}"), ("-7/2", 1, "-3 1/2"), ("3 1/2", 1, "3.5"), (r"\frac{1}{2}", 1, r"\frac12"),
+    ("90", 1, r"90^\circ"), ("60", 1, "60 km/h"), ("18", 1, "$18 every day at the farmers' market"),
+    ("5 dollars", 1, "5 dollars"), ("7", 0, "8 | 6 7 8 | seven | "), ("-5", 0, "5"), ("3", 0, "3/0 | (3, 4)"),
+    ("1/3", 0, "0.3333333333333333"), ("2", 0, "x^2"),
+    ("5", 0, r"\sqrt{5} | 5\sqrt{2} | 5x | 5^2 | 5! | 5 or 6 | 5\text{ or }6 | 5 million | 5 and a half | 5\pi | "
+             r"5i | [5, 6] | 5 < x | \pm 5 | x_5 | 5 + 1 | 5 y | 5:1"),
+    ("12", 0, "12:30"), ("30", 0, "12:30"), ("10", 0, "10^5"), ("1/2", 0, "1/2/3"), ("2x", 0, "2"), ("", 0, "7")])
+def test_math_finds_the_answer_in_every_form_and_compares_exact_numbers(answer, worth, written):
+    for text in written.split(" | "):
+        found = {form: formats.math_answer(form.format(text), answer) for form in FORMS}
+        assert found == dict.fromkeys(FORMS, worth), text
+
+
 @pytest.mark.parametrize("text, answer, worth", [
-    ("3 + 4 = 7\n#### 7", "7", 1), ("#### 7 apples", "7", 1), ("#### 8", "7", 0),
-    ("first #### 6, then\n#### 7", "7", 1), ("<answer>7</answer>", "7", 1),
+    ("3 + 4 = 7\n#### 7", "7", 1), ("first #### 6, then\n#### 7", "7", 1),
     ("<reasoning>\nthree\nand 4\n</reasoning>\n<answer>\n7\n</answer>", "7", 1),
-    ("<answer>6</answer> no: <answer>7", "7", 1), ("<answer>6 7 8</answer>", "7", 0),
-    ("<answer>x = 7</answer>", "7", 1), ("so \\boxed{7}", "7", 1), ("so $\\boxed{\\frac{3}{4}}$.", "0.75", 1),
-    ("\\boxed{\\text{7}} of 9", "7", 1), ("\\boxed{6} or \\boxed{7}", "7", 1), ("\\boxed 7$", "7", 1),
-    ("<answer>\\boxed{x=\\frac{-1}{2}}</answer>", "-1/2", 1), ("The answer is 7.", "7", 1),
-    ("THE  ANSWER IS: 7\n9 is not", "7", 1), ("The answer is 6. No, the answer is 7.", "7", 1),
-    ("The answer is 3 + 4 = 7. Of 12 apples.", "7", 1), ("he has 3, she has 7", "7", 1), ("7, not 8", "7", 0),
-    ("#### 1,234,567", "1234567", 1), ("#### 1{,}200", "1,200", 1), ("#### $1,200.00", "1200", 1),
-    ("#### -$5", "-5", 1), ("#### −5", "-5", 1), ("#### 5", "-5", 0), ("10-5", "5", 1), ("it is -5", "-5", 1),
-    ("#### +5", "5", 1), ("#### 12.50", "12.5", 1), ("#### .5", "0.5", 1), ("#### 3/4", "0.75", 1),
-    ("#### 3/0", "3", 0), ("#### 50%", "50", 1), ("#### 7.", "7", 1), ("#### 0.1", "1/10", 1),
-    ("#### 0.3333333333333333", "1/3", 0), ("€7", "7", 1), ("seven", "7", 0), ("### Answer\n7", "7", 1),
-    ("#### 7", "5 + 2 = <<5+2=7>>7\n#### 7", 1), ("7", "\\boxed{7}", 1), ("#### 18 dollars", "18 dollars", 1),
-    ("\\boxed{x^2 + 1}", "x^2+1", 1), ("\\boxed{x^2}", "2", 0), ("\\boxed{B}", "b", 1), ("\\boxed{2x}", "2x", 1),
-    ("\\boxed{\\sqrt{5}}", "5", 0), ("\\boxed{5\\sqrt{2}}", "5", 0), ("\\boxed{5x}", "5", 0), ("\\boxed{5^2}", "5", 0),
-    ("\\boxed{5!}", "5", 0), ("\\boxed{5 or 6}", "5", 0), ("\\boxed{5\\text{ or }6}", "5", 0),
-    ("\\boxed{(3, 4)}", "3", 0), ("\\boxed{12:30}", "12", 0), ("#### 5x", "5", 0), ("#### 5 or 6", "5", 0),
-    ("<answer>(3, 4)</answer>", "3", 0), ("The answer is 5!", "5", 0), ("The answer is 5\\sqrt{2}.", "5", 0),
-    ("The answer is 12:30.", "12", 0), ("5x", "5", 0), ("5^2", "5", 0), ("5!", "5", 0), ("5\\sqrt{2}", "5", 0),
-    ("\\sqrt{5}", "5", 0), ("5 or 6", "5", 0), ("(3, 4)", "3", 0), ("12:30", "12", 0), ("12:30", "30", 0),
-    ("\\boxed{5 million}", "5", 0), ("\\boxed{5 and a half}", "5", 0), ("\\boxed{5\\pi}", "5", 0),
-    ("\\boxed{5i}", "5", 0), ("\\boxed{[5, 6]}", "5", 0), ("\\boxed{5, 6}", "5", 0), ("\\boxed{5 < x}", "5", 0),
-    ("\\boxed{\\pm 5}", "5", 0), ("\\boxed{x_5}", "5", 0), ("\\boxed{5 + 1}", "5", 0), ("\\boxed{5 y}", "5", 0),
-    ("\\boxed{10^5}", "10", 0), ("\\boxed{5:1}", "5", 0), ("\\boxed{1/2/3}", "1/2", 0), ("\\boxed{1e3}", "1000", 1),
-    ("#### 1.5E-1", "0.15", 1), ("it is 1e3", "1000", 1), ("\\boxed{2 \\times 10^{3}}", "2000", 1),
-    ("\\boxed{\\frac12}", "0.5", 1), ("\\boxed{\\dfrac1{3}}", "1/3", 1), ("\\boxed{3\\frac12}", "3.5", 1),
-    ("\\boxed{-\\frac{1}{2}}", "-0.5", 1), ("#### 3 1/2", "3.5", 1), ("\\boxed{-3 1/2}", "-7/2", 1),
-    ("it takes 3 1/2", "3.5", 1), ("#### 3.5", "3 1/2", 1), ("\\boxed{\\frac12}", "\\frac{1}{2}", 1),
-    ("\\(\\boxed{5}\\)", "5", 1), ("The answer is \\(5\\).", "5", 1), ("\\boxed{5\\text{ cm}^2}", "5", 1),
-    ("\\boxed{5\\ \\text{cm}}", "5", 1), ("\\boxed{5cm}", "5", 1), ("\\boxed{90^\\circ}", "90", 1),
-    ("#### 60 km/h", "60", 1), ("#### 5 square meters", "5", 1),
-    ("The answer is 72 clips, because 48 + 24 is 72.", "72", 1),
-    ("The answer is $18 every day at the farmers' market.", "18", 1), ("That makes **5** apples", "5", 1),
-    ("it weighs 5kg", "5", 1), ("= 5.", "5", 1), ("(5)", "5", 1), ("It is $5$.", "5", 1),
-    ("#### 5 dollars", "5 dollars", 1), ("\\boxed{5\\%}", "5", 1), ("#### 2", "2x", 0), ("", "7", 0), ("####", "7", 0),
-    ("#### 7", "", 0), ("1" * 100, "1" * 100, 0)])
-def test_math_finds_the_final_answer_and_compares_exact_numbers(text, answer, worth):
+    ("<answer>6</answer> no: <answer>7", "7", 1), ("so \\boxed{7}", "7", 1),
+    ("so $\\boxed{\\frac{3}{4}}$.", "0.75", 1), ("\\boxed{\\text{7}} of 9", "7", 1),
+    ("\\boxed{6} or \\boxed{7}", "7", 1), ("\\boxed 7$", "7", 1),
+    ("<answer>\\boxed{x=\\frac{-1}{2}}</answer>", "-1/2", 1), ("THE  ANSWER IS: 7\n9 is not", "7", 1),
+    ("The answer is 6. No, the answer is 7.", "7", 1), ("The answer is 3 + 4 = 7. Of 12 apples.", "7", 1),
+    ("he has 3, she has 7", "7", 1), ("7, not 8", "7", 0), ("it is -5", "-5", 1), ("### Answer\n7", "7", 1),
+    ("The answer is 5!", "5", 0), ("\\boxed{5, 6}", "5", 0), ("it is 1e3", "1000", 1), ("it takes 3 1/2", "3.5", 1),
+    ("\\(\\boxed{5}\\)", "5", 1), ("The answer is 72 clips, because 48 + 24 is 72.", "72", 1),
+    ("That makes **5** apples", "5", 1), ("it weighs 5kg", "5", 1), ("It is $5$.", "5", 1), ("####", "7", 0),
+    ("1" * 100, "1" * 100, 0)])
+def test_math_finds_the_final_answer(text, answer, worth):
     assert formats.math_answer(text, answer) == worth
 
 
