@@ -257,3 +257,39 @@ def test_functions_of_the_core_have_few_names_of_their_own():
 
     found = [c for name in CORE for c in codes(compile(open(f"{name}.py").read(), name, "exec"))]
     assert max(len({*c.co_varnames, *c.co_cellvars}) for c in found) <= 25
+
+
+IMPORTED_BY_A_RUN = """
+import atexit, os, runpy, sys
+
+def report():
+    files = [os.path.realpath(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)]
+    print("LOADED", *{os.path.relpath(f) for f in files if f.startswith(os.getcwd() + os.sep)})
+
+atexit.register(report)
+sys.argv = ["train.py", *sys.argv[1:]]
+sys.path.insert(0, os.getcwd())
+runpy.run_path("train.py", run_name="__main__")
+"""
+TINY = """--max_iters=1 --eval_size=4 --batch_size=8 --keep_completions=8 --rollout_chunk=32 --base.max_iters=2
+    --base.stop_at=None --base.eval_size=4 --base.n_layer=1 --base.d_model=32 --base.n_head=1""".split()
+ONLY_IF_ASKED_FOR = of("tools/", FILES) | set("""judges/programs judges/sandbox judges/fences judges/languages
+    judges/formats judges/answers judges/model_judge judges/own variants/judge variants/dpo system/helper
+    system/families system/foreign system/adapters system/adapt system/recipe system/same_run system/resume
+    system/restart system/fit system/cost system/placement system/cudnn system/top_p system/unknown system/in_memory
+    data/foreign data/template data/known data/readers data/learn data/making data/chats data/byte_merges
+    data/hub""".split())
+
+
+@pytest.mark.slow
+def test_the_first_recipe_loads_only_what_it_uses(tmp_path):
+    folders = [f"--out_dir={tmp_path}/run", f"--base.out_dir={tmp_path}/base"]
+    done = subprocess.run([sys.executable, "-c", IMPORTED_BY_A_RUN, "config/sudoku_grpo.py", *TINY, *folders],
+                          text=True, capture_output=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    last = next(line for line in done.stdout.splitlines() if line.startswith("LOADED"))
+    loaded = {name: path for name, path in FILES.items() if path in last.split()}
+    assert not ONLY_IF_ASKED_FOR - FILES.keys(), "these files were renamed"
+    assert not ONLY_IF_ASKED_FOR & loaded.keys()
+    assert len(loaded) <= 30
+    assert sum(amount(path).tokens for path in loaded.values()) <= 65_600
