@@ -1,7 +1,12 @@
 """What an audit found wrong, each seen to fail before it was mended. The merger moves these tests to their files."""
 import json
+from decimal import Decimal
+
+import numpy as np
+import pytest
 
 import data
+import rewards
 from config import Config
 from data import texts
 from variants import dpo
@@ -11,6 +16,12 @@ CHATTY = data.Tokenizer(
     {text: 256 + i for i, text in enumerate(("<|mask|>", "<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>"))},
     {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"},
 )
+
+
+class Column(float):
+    """A number as torch's tensor([1.0]) has it: of one dimension, and yet finite."""
+
+    ndim = 1
 
 
 def file(tmp_path, rows, name="mine.jsonl"):
@@ -27,3 +38,15 @@ def test_prompts_of_grpo_and_dpo_keep_the_messages_before_them(tmp_path):
     asked = texts.encode_split(cfg, CHATTY, "train", with_completions=False)
     for encoded in asked, *dpo.encode_pairs(cfg, CHATTY, "train"):
         assert CHATTY.decode(encoded.tokens[0, :120], specials=True).replace("<|pad|>", "") == wanted
+
+
+@pytest.mark.parametrize("scores, says", [
+    (np.array(1.0), "returned a ndarray, not one entry for each of 2"),
+    ([np.array([1.0]), 2], r"returned array\(\[1.\]\) for row 0"),
+    ([1, 10**400], "for row 1"),
+    ([Decimal("sNaN"), 1], r"returned Decimal\('sNaN'\) for row 0"),
+    ([Column(1.0), 1], "returned 1.0 for row 0"),
+])  # fmt: skip
+def test_a_reward_that_returns_something_odd_is_answered_in_a_sentence(scores, says):
+    with pytest.raises(ValueError, match=says):
+        rewards.call_reward("odd", lambda completions: scores, ["", ""], ["x", "y"], {})
