@@ -179,6 +179,8 @@ def open_model(cfg, folder, adapting):
     pack = config.pack_of(cfg)
     dtype = cfg.model.dtype if config.has_frozen_base(cfg) or pack else "float32"  # a frozen base is cast once
     params, shape = checkpoint.load(folder, dtype, family, pack)
+    if cfg.objective != "judge":
+        checkpoint.refuse_judge(folder, params)
     check_shape(cfg, shape)  # again: a folder of adapters says only now what its base is
     with disk.naming(folder):
         tok = data.Tokenizer.load(folder, shape.vocab_size)
@@ -213,6 +215,7 @@ def reference_dtype(cfg: Config) -> str:
 def load_reference(cfg: Config) -> dict:
     """Return the parameters of the model in ref_from, which must have the policy's shape."""
     params, shape = checkpoint.load(str(cfg.ref_from), reference_dtype(cfg), checkpoint.Keys.of(cfg).open_as)
+    checkpoint.refuse_judge(cfg.ref_from, params)
     theirs, ours = vars(shape), vars(cfg.model)
     for key in ours:
         if ours[key] != theirs[key] and key not in ("dtype", "remat", "eos_id", "end_ids", "max_positions"):

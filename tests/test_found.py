@@ -2,13 +2,17 @@
 import json
 from decimal import Decimal
 
+import jax
 import numpy as np
 import pytest
 
 import data
+import model
 import rewards
 from config import Config
 from data import texts
+from system import huggingface, start
+from tools import complete
 from variants import dpo
 
 CHATTY = data.Tokenizer(
@@ -50,3 +54,18 @@ def test_prompts_of_grpo_and_dpo_keep_the_messages_before_them(tmp_path):
 def test_a_reward_that_returns_something_odd_is_answered_in_a_sentence(scores, says):
     with pytest.raises(ValueError, match=says):
         rewards.call_reward("odd", lambda completions: scores, ["", ""], ["x", "y"], {})
+
+
+def test_a_judge_is_no_language_model(tmp_path, capsys):
+    tok = data.Tokenizer.bytes()
+    shape = model.ModelConfig(n_layer=1, d_model=8, n_head=1, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
+    folder = str(tmp_path / "judge")
+    huggingface.save(folder, model.init(jax.random.key(0), shape, n_out=1), shape)
+    tok.save(folder)
+    assert complete.main([folder, "--prompt=a"]) == 2 and "is a judge" in capsys.readouterr().err
+    tuned = Config(objective="grpo", init_from=folder, rewards=("exact",), kl_beta=0.1, ref_from=folder, model=shape)
+    with pytest.raises(ValueError, match="is a judge: its head gives a text one number"):
+        start.open_model(tuned, folder, False)
+    with pytest.raises(ValueError, match="is a judge: its head gives a text one number"):
+        start.load_reference(tuned)
+    start.open_model(Config(objective="judge", init_from=folder), folder, False)

@@ -434,6 +434,8 @@ def run(options: argparse.Namespace) -> int:
 
         return doctor.explain(best_in(options.folder).folder, options.open_as, options.dtype)
     loaded = find_model(options.folder, options.open_as, options.dtype, options.base_bits)
+    if not options.export:
+        checkpoint.refuse_judge(loaded.folder, loaded.params)
     if options.page or options.export:
         loaded = as_numbers(loaded)
     if options.as_published:
