@@ -12,8 +12,8 @@ import rewards
 from config import Config
 from data import texts
 from system import huggingface, start
-from tools import complete
-from variants import dpo
+from tools import complete, score
+from variants import dpo, judge
 
 CHATTY = data.Tokenizer(
     data.Tokenizer.bytes().vocab,
@@ -69,3 +69,15 @@ def test_a_judge_is_no_language_model(tmp_path, capsys):
     with pytest.raises(ValueError, match="is a judge: its head gives a text one number"):
         start.load_reference(tuned)
     start.open_model(Config(objective="judge", init_from=folder), folder, False)
+
+
+def test_a_judge_without_a_pair_says_so(tmp_path):
+    cfg = Config(objective="judge", dataset=file(tmp_path, [{"prompt": "a:", "completion": ""}] * 3))
+    with pytest.raises(ValueError, match="mine.jsonl/train: no pair is left"):
+        judge.judge_task(cfg, data.Tokenizer.bytes(), None)
+
+
+def test_a_weight_of_a_reward_is_finite(capsys):
+    with pytest.raises(SystemExit):
+        score.parser().parse_args(["x", "--rewards=exact", "--reward_weights=1,nan"])
+    assert "invalid numbers value: '1,nan'" in capsys.readouterr().err

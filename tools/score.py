@@ -119,7 +119,10 @@ def score_file(options):
 
 def numbers(text):
     """Parse "1,0.5"; argparse names this function in its error message."""
-    return [float(number) for number in text.split(",")]
+    found = [float(number) for number in text.split(",")]
+    if not np.isfinite(found).all():
+        raise ValueError  # which argparse answers
+    return found
 
 
 def parser():

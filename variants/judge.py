@@ -254,6 +254,10 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
     train_rows = texts.split_rows(cfg, "train")[: cfg.judge_rows]
     val_rows = texts.split_rows(cfg, "val")[: cfg.eval_size]
     train_pairs, val_pairs = make_pairs(train_rows, cfg.seed, refill), make_pairs(val_rows, cfg.seed + 1, refill)
+    for split, pairs in (("train", train_pairs), ("val", val_pairs)):
+        if not pairs.prompts:
+            raise ValueError(f"{cfg.dataset}/{split}: no pair is left, as every completion equals its spoiled copy; are "
+                             "all of them empty?")  # fmt: skip
     train, val = encode_pairs(train_pairs, tok, max_len), encode_pairs(val_pairs, tok, max_len)
     score = jax.jit(functools.partial(rate, cfg=cfg.model))
 
