@@ -187,6 +187,15 @@ def save_run(
     threading.Thread(target=fulfil, args=(IN_FLIGHT[0], work), daemon=True).start()
 
 
+def update_run(cfg: Any, step: int, **changes: Any) -> None:
+    """Change entries of the run.json of a checkpoint that is there."""
+    folder = checkpoint_folder(cfg.out_dir, step)
+    if not hosts.processes().rank:
+        found = read_run(folder) | changes
+        with disk.replacing(os.path.join(folder, "run.json")) as f:
+            json.dump(found, f, indent=2)
+
+
 def checkpoint_files(cfg, state, best, finished):
     """Make the files of a checkpoint, as `write_files` takes them. Each process writes its parts of the state."""
     if config.has_frozen_base(cfg):

@@ -160,11 +160,13 @@ class Log:
         os.makedirs(cfg.out_dir, exist_ok=True)
         disk.delete_folder(os.path.join(cfg.out_dir, checkpoint.WRITING))  # left by a run that was killed
         self.cfg, seconds, watched = cfg, 0.0, []
+        self.evaluated = False  # True if the step after which the run goes on was evaluated
         for name in checkpoint.LOGS:
             path = os.path.join(cfg.out_dir, name)
             rows = [row for row in read_lines(path) if row["step"] <= step]
             if name == "metrics.jsonl":
                 seconds = max((row["time"] for row in rows), default=0.0)
+                self.evaluated = any(row["step"] == step and "val/" in str([*row]) for row in rows)
             if name in ("metrics.jsonl", "watched.jsonl"):
                 watched += rows
             with disk.replacing(path) as f:

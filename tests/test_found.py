@@ -1,4 +1,5 @@
 """What an audit found wrong, each seen to fail before it was mended. The merger moves these tests to their files."""
+import dataclasses
 import json
 from decimal import Decimal
 
@@ -9,9 +10,10 @@ import pytest
 import data
 import model
 import rewards
+import train
 from config import Config
 from data import texts
-from system import huggingface, start
+from system import checkpoint, huggingface, start
 from tools import complete, score
 from variants import dpo, judge
 
@@ -81,3 +83,22 @@ def test_a_weight_of_a_reward_is_finite(capsys):
     with pytest.raises(SystemExit):
         score.parser().parse_args(["x", "--rewards=exact", "--reward_weights=1,nan"])
     assert "invalid numbers value: '1,nan'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_iters", [2, 3])
+def test_an_evaluation_that_failed_is_made_up_for_when_the_run_is_resumed(tmp_path, max_iters):
+    def reward(completion):
+        return 1.0 if mended else 1 / 0
+
+    rows, mended = [{"prompt": f"{n}:", "completion": "b"} for n in range(9)], False
+    shape = model.ModelConfig(n_layer=1, d_model=8, n_head=1)
+    cfg = Config(out_dir=str(tmp_path / "out"), max_iters=max_iters, batch_size=2, max_prompt_len=2, max_new_tokens=2,
+                 eval_size=2, eval_interval=2, diffusion_steps=2, log_samples=0, model=shape)  # fmt: skip
+    with pytest.raises(ValueError, match="evaluation at step 2: .*Saved"):
+        train.train(cfg, rows, reward)
+    mended = True
+    train.train(dataclasses.replace(cfg, resume=True), rows, reward)
+    log = [json.loads(line) for line in open(tmp_path / "out/metrics.jsonl")]
+    assert [row["step"] for row in log if "val/sampled" in row] == [2, 3][: max_iters - 1]
+    assert checkpoint.read_run(checkpoint.find(cfg.out_dir))["finished"]

@@ -256,8 +256,8 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
     train_pairs, val_pairs = make_pairs(train_rows, cfg.seed, refill), make_pairs(val_rows, cfg.seed + 1, refill)
     for split, pairs in (("train", train_pairs), ("val", val_pairs)):
         if not pairs.prompts:
-            raise ValueError(f"{cfg.dataset}/{split}: no pair is left, as every completion equals its spoiled copy; are "
-                             "all of them empty?")  # fmt: skip
+            raise ValueError(f"{cfg.dataset}/{split}: no pair is left: every completion equals its spoiled copy, as an "
+                             "empty one does")  # fmt: skip
     train, val = encode_pairs(train_pairs, tok, max_len), encode_pairs(val_pairs, tok, max_len)
     score = jax.jit(functools.partial(rate, cfg=cfg.model))
 
