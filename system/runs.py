@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 import config
 from config import Config
-from data import cache_folder
+from data import cache_folder, plain
 from system import checkpoint, collapse, disk, hosts, sections, terminal
 from system import report as pages
 
@@ -193,7 +193,7 @@ class Log:
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Append a row to a log, with null for numbers that JSON does not know."""
-        row = json.loads(json.dumps(row), parse_constant=lambda nan: None)
+        row = json.loads(json.dumps(row, default=plain), parse_constant=lambda nan: None)
         if not os.path.exists(os.path.join(self.cfg.out_dir, "run.json")):
             tqdm.write(f"{self.cfg.out_dir} was deleted: it is made again, and its logs begin with step {row['step']}")
             os.makedirs(self.cfg.out_dir, exist_ok=True)

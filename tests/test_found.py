@@ -1,6 +1,8 @@
 """What an audit found wrong, each seen to fail before it was mended. The merger moves these tests to their files."""
 import dataclasses
+import datetime
 import json
+import sys
 from decimal import Decimal
 
 import jax
@@ -13,7 +15,7 @@ import rewards
 import train
 from config import Config
 from data import texts
-from system import checkpoint, huggingface, start
+from system import checkpoint, huggingface, runs, start
 from tools import complete, score
 from variants import dpo, judge
 
@@ -102,3 +104,21 @@ def test_an_evaluation_that_failed_is_made_up_for_when_the_run_is_resumed(tmp_pa
     log = [json.loads(line) for line in open(tmp_path / "out/metrics.jsonl")]
     assert [row["step"] for row in log if "val/sampled" in row] == [2, 3][: max_iters - 1]
     assert checkpoint.read_run(checkpoint.find(cfg.out_dir))["finished"]
+
+
+ODD = {"n": np.int64(3), "x": np.arange(2), "day": datetime.date(2026, 11, 27)}
+PLAIN = {"n": 3, "x": [0, 1], "day": "2026-11-27"}
+
+
+def test_columns_that_json_does_not_know_are_logged_and_written(tmp_path, monkeypatch):
+    log = runs.Log(Config(out_dir=str(tmp_path)), -1)
+    log.samples(1, [{"columns": ODD}])
+    assert json.loads((tmp_path / "samples.jsonl").read_text()) == {"step": 1, "columns": PLAIN}
+    monkeypatch.setattr(data, "read_rows", lambda path: [{"prompt": "a", "completion": "b", "answer": "b"} | ODD])
+    out = str(tmp_path / "out.jsonl")
+    monkeypatch.setattr(sys, "argv", ["rewards.py", file(tmp_path, []), "--rewards=exact", f"--out={out}"])
+    assert score.main() == 0 and json.loads(open(out).read()).items() >= PLAIN.items()
+    monkeypatch.setattr(complete, "complete_texts", lambda *todo: iter("b"))
+    options = complete.parser().parse_args(["x"])
+    complete.complete_rows(options, [{"prompt": "a"} | ODD], (), out + "2")
+    assert json.loads(open(out + "2").read()) == {"prompt": "a", "completion": "b"} | PLAIN

@@ -378,7 +378,8 @@ def complete_rows(options, rows, todo, part):
             completions.append(text)
             # The completion that came with the row moves to where rewards.py looks for it.
             given = {name: row["completion"] for name in ("answer", "reference") if "completion" in row}
-            print(json.dumps({**given, **row, "completion": text}, ensure_ascii=False), file=file, flush=True)
+            line = json.dumps({**given, **row, "completion": text}, ensure_ascii=False, default=data.plain)
+            print(line, file=file, flush=True)
     return completions
 
 
