@@ -60,6 +60,10 @@ class Keys(sections.Section):
     instruction: str | None = sections.key(None, 'text before every prompt, in its turn; or around it, as in '
                                            '"{prompt} Think."')  # fmt: skip
 
+    def between_keys(self, c):
+        yield (self.system_prompt and not self.chat_template,
+               f"system_prompt={self.system_prompt!r}: how it is written is up to the model, so set chat_template")
+
 
 def template_of(cfg: Any, tok: Tokenizer) -> Callable[..., str] | None:
     """Return what writes the prompts of a run, see data.chat."""

@@ -122,3 +122,9 @@ def test_columns_that_json_does_not_know_are_logged_and_written(tmp_path, monkey
     options = complete.parser().parse_args(["x"])
     complete.complete_rows(options, [{"prompt": "a"} | ODD], (), out + "2")
     assert json.loads(open(out + "2").read()) == {"prompt": "a", "completion": "b"} | PLAIN
+
+
+def test_a_system_prompt_without_a_template_is_refused():
+    with pytest.raises(ValueError, match="system_prompt='Add.': how it is written is up to the model, so set chat_te"):
+        Config(system_prompt="Add.")
+    assert Config(system_prompt="Add.", chat_template="chatml").system_prompt == "Add."
