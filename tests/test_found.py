@@ -128,3 +128,13 @@ def test_a_system_prompt_without_a_template_is_refused():
     with pytest.raises(ValueError, match="system_prompt='Add.': how it is written is up to the model, so set chat_te"):
         Config(system_prompt="Add.")
     assert Config(system_prompt="Add.", chat_template="chatml").system_prompt == "Add."
+
+
+def test_a_generator_of_worse_texts_is_prompted_as_it_was_taught(monkeypatch):
+    cfg = Config(objective="judge", chat_template="chatml", max_prompt_len=120, max_new_tokens=3)
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, mask_id=256, eos_id=258, pad_id=257))
+    monkeypatch.setattr(judge.sample, "fill", lambda *args: (read.append(args[2].tokens), None))
+    monkeypatch.setattr(judge.texts, "completion_ids", lambda tokens, tok, cfg: [[0]])
+    read = []
+    judge.refill_rows([{"prompt": "1+1", "completion": "2"}], 0, None, cfg, CHATTY)
+    assert "<|im_start|>user\n1+1<|im_end|>\n" in CHATTY.decode(np.asarray(read[0][0]), specials=True)

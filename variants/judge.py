@@ -211,7 +211,8 @@ def refill_rows(rows, seed, generator, cfg, tok):
     "" if the row does not fit.
     """
     rng = np.random.default_rng(seed)
-    arrays, row_of, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
+    template = texts.template_of(cfg, tok)  # the generator's; a judge reads prompts as they are
+    arrays, row_of, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
     maskable = arrays.maskable & (arrays.tokens != tok.eos_id)
     n, temperatures = len(maskable), cfg.judge_temperatures
     u = rng.random(maskable.shape)
