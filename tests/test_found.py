@@ -16,7 +16,7 @@ import train
 from config import Config
 from data import texts
 from system import checkpoint, huggingface, runs, start
-from tools import complete, score
+from tools import compare, complete, score
 from variants import dpo, judge
 
 CHATTY = data.Tokenizer(
@@ -138,3 +138,12 @@ def test_a_generator_of_worse_texts_is_prompted_as_it_was_taught(monkeypatch):
     read = []
     judge.refill_rows([{"prompt": "1+1", "completion": "2"}], 0, None, cfg, CHATTY)
     assert "<|im_start|>user\n1+1<|im_end|>\n" in CHATTY.decode(np.asarray(read[0][0]), specials=True)
+
+
+def test_two_recipes_whose_folders_have_one_name_are_two_curves(tmp_path):
+    folders = [str(tmp_path / f"try_{n}") for n in range(4)]
+    for n, folder in enumerate(folders):
+        log = runs.Log(Config(out_dir=folder, seed=n % 2, learning_rate=1e-3 * (1 + n // 2)), -1)
+        log.metrics(1, {"loss": 1.0})
+    page = compare.compare(folders)
+    assert "try, 2 seeds" in page and f"try, 2 seeds from {folders[2]} on" in page
