@@ -166,9 +166,10 @@ def open_sources(resumed, cfg):
         config.check_model(dataclasses.replace(cfg, model=shape), shape, "of this run")
         check_fits(cfg, shape)
     huggingface.family_of(shape)  # refuse a model that no folder can hold before it is trained
+    cfg = dataclasses.replace(cfg, model=shape)
     if cfg.objective != "judge":  # and one that could not be sampled from at the first evaluation
         sample.check(shape, sample.plan(cfg, cfg.temperature))
-    return Prepared(dataclasses.replace(cfg, model=shape), tok, params, resumed)
+    return Prepared(cfg, tok, params, resumed)
 
 
 def open_model(cfg, folder, adapting):

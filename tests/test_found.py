@@ -60,12 +60,18 @@ def test_a_reward_that_returns_something_odd_is_answered_in_a_sentence(scores, s
         rewards.call_reward("odd", lambda completions: scores, ["", ""], ["x", "y"], {})
 
 
-def test_a_judge_is_no_language_model(tmp_path, capsys):
-    tok = data.Tokenizer.bytes()
-    shape = model.ModelConfig(n_layer=1, d_model=8, n_head=1, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
-    folder = str(tmp_path / "judge")
-    huggingface.save(folder, model.init(jax.random.key(0), shape, n_out=1), shape)
+def saved(folder, tok, n_out=None, **fields):
+    """Save a tiny model with its tokenizer -> its ModelConfig."""
+    ids = dict(mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
+    shape = model.ModelConfig(n_layer=1, d_model=8, n_head=1, **ids | fields)
+    huggingface.save(folder, model.init(jax.random.key(0), shape, n_out), shape)
     tok.save(folder)
+    return shape
+
+
+def test_a_judge_is_no_language_model(tmp_path, capsys):
+    folder = str(tmp_path / "judge")
+    shape = saved(folder, data.Tokenizer.bytes(), n_out=1)
     assert complete.main([folder, "--prompt=a"]) == 2 and "is a judge" in capsys.readouterr().err
     tuned = Config(objective="grpo", init_from=folder, rewards=("exact",), kl_beta=0.1, ref_from=folder, model=shape)
     with pytest.raises(ValueError, match="is a judge: its head gives a text one number"):
@@ -147,3 +153,10 @@ def test_two_recipes_whose_folders_have_one_name_are_two_curves(tmp_path):
         log.metrics(1, {"loss": 1.0})
     page = compare.compare(folders)
     assert "try, 2 seeds" in page and f"try, 2 seeds from {folders[2]} on" in page
+
+
+def test_drafts_need_no_more_in_a_config_than_the_folder_of_their_model(tmp_path):
+    folder = str(tmp_path / "joint")
+    saved(folder, data.Tokenizer.bytes(), block_causal=4, causal_text=True)
+    cfg = Config(objective="grpo", init_from=folder, rewards=("exact",), rule="drafts", order="left", logp_est="exact")
+    assert start.open_sources(None, cfg).cfg.model.block_causal == 4
