@@ -160,3 +160,11 @@ def test_drafts_need_no_more_in_a_config_than_the_folder_of_their_model(tmp_path
     saved(folder, data.Tokenizer.bytes(), block_causal=4, causal_text=True)
     cfg = Config(objective="grpo", init_from=folder, rewards=("exact",), rule="drafts", order="left", logp_est="exact")
     assert start.open_sources(None, cfg).cfg.model.block_causal == 4
+
+
+def test_a_prompt_before_a_text_with_masks_is_not_dropped_without_a_word(tmp_path, capsys):
+    folder = str(tmp_path / "model")
+    saved(folder, data.Tokenizer.bytes())
+    rows = file(tmp_path, [{"prompt": "p", "masked": "a<|mask|>", "completion": "ab"}])
+    assert complete.main([folder, f"--data={rows}", "--rewards=exact"]) == 2
+    assert "a row has the prompt 'p' before a text with masks" in capsys.readouterr().err

@@ -323,6 +323,9 @@ def encode_rows(options, asked, loaded):
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
     n_new = options.max_new_tokens or loaded.trained.get("max_new_tokens", 128)
     default = "none" if chat["chat_template"] else "mask" if options.data or template else "auto"
+    if both := next((row for row in asked.rows if row["prompt"] and row.get("masked")), None):
+        raise ValueError(f"a row has the prompt {both['prompt'][:60]!r} before a text with masks, and only that "
+                         "would be read: put both into masked, or evaluate with train.py --eval_only=True")  # fmt: skip
     texts = [row.get("masked") or data.prompt_text(row, template) for row in asked.rows]
     prompts = [encode(text, tok, cfg.mask_id, options.holes or default, n_new) for text in texts]
     for text, (_, start) in zip(texts, prompts, strict=True):
