@@ -269,14 +269,15 @@ def why_it_failed(fn, error, call_rows, prompts, completions):
 
 def check_scores(name, scores, prompts, completions):
     """Raise a ValueError unless `scores`, a list or array, has one finite number or None per completion."""
-    ordered = hasattr(scores, "__len__") and not isinstance(scores, (str, bytes, Mapping, Set))
+    ordered = hasattr(scores, "__len__") and getattr(scores, "ndim", 1) > 0
+    ordered = ordered and not isinstance(scores, (str, bytes, Mapping, Set))
     size = len(scores) if ordered else f"a {type(scores).__name__}"
     if size != len(completions):
         raise ValueError(f"reward {name!r} returned {size}, not one entry for each of {len(completions)} completions")
     for i, value in enumerate(scores):
         try:
-            good = value is None or math.isfinite(value)
-        except TypeError:
+            good = value is None or math.isfinite(value) and not getattr(value, "ndim", 0)  # tensor([1.0]) is finite
+        except (TypeError, ValueError, OverflowError):
             good = False
         if not good:
             row = row_text(i, prompts, completions)

@@ -193,11 +193,25 @@ def evaluate_and_log(run, state, best):
     return values, new if better else best
 
 
+def lacks_evaluation(run, state, done):
+    """True if a State that a run begins or goes on with should have been evaluated, and was not."""
+    due = done or state.step % run.cfg.eval_interval == 0 and (state.step or run.cfg.objective in ("grpo", "dpo"))
+    return due and not hosts.all_max(bool(run.log and run.log.evaluated))
+
+
+def passes(run, values):
+    """True if the metrics of an evaluation are good enough for the run to end."""
+    return run.cfg.stop_at is not None and values[run.task.best_metric] > run.cfg.stop_at
+
+
 def loop(run, state, best, done):
     """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
     cfg, bar, last, unread, alarms = run.cfg, progress_bar(run.cfg, state), None, None, []
-    if cfg.objective in ("grpo", "dpo") and state.step == 0:
-        _, best = evaluate_and_log(run, state, best)
+    if lacks_evaluation(run, state, done):
+        values, best = evaluate_and_log(run, state, best)
+        if state.step:  # the evaluation failed, or the run was to be longer
+            done = done or passes(run, values)
+            checkpoint.update_run(cfg, state.step, best=best, finished=done)
     with runs.StopRequested() as asked, bar:
         while not done:
             jax.block_until_ready(state.params if cfg.objective == "grpo" else ())  # not to be timed as rollout
@@ -223,7 +237,7 @@ def loop(run, state, best, done):
             before = best
             if evaluates or done:
                 values, best = evaluate_and_log(run, state, best)
-                done = done or cfg.stop_at is not None and values[run.task.best_metric] > cfg.stop_at
+                done = done or passes(run, values)
             if done or best is not before or saves or leaving:
                 checkpoint.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
             leave_if_asked(run, state, best, done, leaving, alarms)

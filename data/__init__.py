@@ -269,6 +269,12 @@ def read_list(path, values, names):
     return rows
 
 
+def plain(value: Any) -> Any:
+    """Return what JSON has in place of a value of a column that it does not know: numbers or lists of numpy's, else
+    text, as of a date from a Parquet file."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
 OTHERS_WITH_PROMPTS = {"canonical_solution", "test_list", "upstream_answer"}  # columns of formats that have a prompt
 COUNTDOWN = re.compile(r"(\d+(?:,\d+)+)=(\d+):?")
 

@@ -60,6 +60,10 @@ class Keys(sections.Section):
     instruction: str | None = sections.key(None, 'text before every prompt, in its turn; or around it, as in '
                                            '"{prompt} Think."')  # fmt: skip
 
+    def between_keys(self, c):
+        yield (self.system_prompt and not self.chat_template,
+               f"system_prompt={self.system_prompt!r}: how it is written is up to the model, so set chat_template")
+
 
 def template_of(cfg: Any, tok: Tokenizer) -> Callable[..., str] | None:
     """Return what writes the prompts of a run, see data.chat."""
@@ -114,7 +118,8 @@ def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = 
     """
     rows = split_rows(cfg, split)
     template = template_of(cfg, tok)
-    used = rows if with_completions else [{"prompt": row["prompt"]} for row in rows]
+    lacking = () if with_completions else ("completion",)
+    used = [{name: value for name, value in row.items() if name not in lacking} for row in rows]
     arrays, index, notes = data.encode(used, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
     if not len(index):
         raise ValueError(

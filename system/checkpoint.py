@@ -124,6 +124,13 @@ def load(
     return adapters.load_merged(folder, dtype, find, kind, pack)
 
 
+def refuse_judge(folder: str | None, params: Any) -> None:
+    """Raise a ValueError if a model is a judge where one that writes is needed."""
+    if model.width(params):
+        raise ValueError(f"{folder} is a judge: its head gives a text one number, so it writes none; name a language "
+                         "model here (a judge goes into judge_from)")  # fmt: skip
+
+
 def family_to_open(folder: str, open_as: str | None) -> str | None:
     """Return the family to open a folder as: the one that is asked for, or None (as its files say) if a run wrote it.
 
@@ -178,6 +185,15 @@ def save_run(
         return work()
     IN_FLIGHT.append(Future())
     threading.Thread(target=fulfil, args=(IN_FLIGHT[0], work), daemon=True).start()
+
+
+def update_run(cfg: Any, step: int, **changes: Any) -> None:
+    """Change entries of the run.json of a checkpoint that is there."""
+    folder = checkpoint_folder(cfg.out_dir, step)
+    if not hosts.processes().rank:
+        found = read_run(folder) | changes
+        with disk.replacing(os.path.join(folder, "run.json")) as f:
+            json.dump(found, f, indent=2)
 
 
 def checkpoint_files(cfg, state, best, finished):

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 import config
 from config import Config
-from data import cache_folder
+from data import cache_folder, plain
 from system import checkpoint, collapse, disk, hosts, sections, terminal
 from system import report as pages
 
@@ -160,11 +160,13 @@ class Log:
         os.makedirs(cfg.out_dir, exist_ok=True)
         disk.delete_folder(os.path.join(cfg.out_dir, checkpoint.WRITING))  # left by a run that was killed
         self.cfg, seconds, watched = cfg, 0.0, []
+        self.evaluated = False  # True if the step after which the run goes on was evaluated
         for name in checkpoint.LOGS:
             path = os.path.join(cfg.out_dir, name)
             rows = [row for row in read_lines(path) if row["step"] <= step]
             if name == "metrics.jsonl":
                 seconds = max((row["time"] for row in rows), default=0.0)
+                self.evaluated = any(row["step"] == step and "val/" in str([*row]) for row in rows)
             if name in ("metrics.jsonl", "watched.jsonl"):
                 watched += rows
             with disk.replacing(path) as f:
@@ -191,7 +193,7 @@ class Log:
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Append a row to a log, with null for numbers that JSON does not know."""
-        row = json.loads(json.dumps(row), parse_constant=lambda nan: None)
+        row = json.loads(json.dumps(row, default=plain), parse_constant=lambda nan: None)
         if not os.path.exists(os.path.join(self.cfg.out_dir, "run.json")):
             tqdm.write(f"{self.cfg.out_dir} was deleted: it is made again, and its logs begin with step {row['step']}")
             os.makedirs(self.cfg.out_dir, exist_ok=True)

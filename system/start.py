@@ -166,9 +166,10 @@ def open_sources(resumed, cfg):
         config.check_model(dataclasses.replace(cfg, model=shape), shape, "of this run")
         check_fits(cfg, shape)
     huggingface.family_of(shape)  # refuse a model that no folder can hold before it is trained
+    cfg = dataclasses.replace(cfg, model=shape)
     if cfg.objective != "judge":  # and one that could not be sampled from at the first evaluation
         sample.check(shape, sample.plan(cfg, cfg.temperature))
-    return Prepared(dataclasses.replace(cfg, model=shape), tok, params, resumed)
+    return Prepared(cfg, tok, params, resumed)
 
 
 def open_model(cfg, folder, adapting):
@@ -179,6 +180,8 @@ def open_model(cfg, folder, adapting):
     pack = config.pack_of(cfg)
     dtype = cfg.model.dtype if config.has_frozen_base(cfg) or pack else "float32"  # a frozen base is cast once
     params, shape = checkpoint.load(folder, dtype, family, pack)
+    if cfg.objective != "judge":
+        checkpoint.refuse_judge(folder, params)
     check_shape(cfg, shape)  # again: a folder of adapters says only now what its base is
     with disk.naming(folder):
         tok = data.Tokenizer.load(folder, shape.vocab_size)
@@ -213,6 +216,7 @@ def reference_dtype(cfg: Config) -> str:
 def load_reference(cfg: Config) -> dict:
     """Return the parameters of the model in ref_from, which must have the policy's shape."""
     params, shape = checkpoint.load(str(cfg.ref_from), reference_dtype(cfg), checkpoint.Keys.of(cfg).open_as)
+    checkpoint.refuse_judge(cfg.ref_from, params)
     theirs, ours = vars(shape), vars(cfg.model)
     for key in ours:
         if ours[key] != theirs[key] and key not in ("dtype", "remat", "eos_id", "end_ids", "max_positions"):

@@ -66,6 +66,7 @@ def compare(folders: list[str]) -> str:
     logs = {}
     for name, group in zip(names, groups.values(), strict=True):
         where = f" in {os.path.dirname(group[0])}" if names.count(name) > 1 else ""
+        where = f" from {group[0]} on" if name + where in logs else where  # two recipes in one folder
         logs[name + where] = [found[folder][1] for folder in group]
     panels = []
     for curves in runs.pictures([row for _, rows in found.values() for row in rows]):

@@ -323,6 +323,9 @@ def encode_rows(options, asked, loaded):
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
     n_new = options.max_new_tokens or loaded.trained.get("max_new_tokens", 128)
     default = "none" if chat["chat_template"] else "mask" if options.data or template else "auto"
+    if both := next((row for row in asked.rows if row["prompt"] and row.get("masked")), None):
+        raise ValueError(f"a row has the prompt {both['prompt'][:60]!r} before a text with masks, and only that "
+                         "would be read: put both into masked, or evaluate with train.py --eval_only=True")  # fmt: skip
     texts = [row.get("masked") or data.prompt_text(row, template) for row in asked.rows]
     prompts = [encode(text, tok, cfg.mask_id, options.holes or default, n_new) for text in texts]
     for text, (_, start) in zip(texts, prompts, strict=True):
@@ -378,7 +381,8 @@ def complete_rows(options, rows, todo, part):
             completions.append(text)
             # The completion that came with the row moves to where rewards.py looks for it.
             given = {name: row["completion"] for name in ("answer", "reference") if "completion" in row}
-            print(json.dumps({**given, **row, "completion": text}, ensure_ascii=False), file=file, flush=True)
+            line = json.dumps({**given, **row, "completion": text}, ensure_ascii=False, default=data.plain)
+            print(line, file=file, flush=True)
     return completions
 
 
@@ -434,6 +438,8 @@ def run(options: argparse.Namespace) -> int:
 
         return doctor.explain(best_in(options.folder).folder, options.open_as, options.dtype)
     loaded = find_model(options.folder, options.open_as, options.dtype, options.base_bits)
+    if not options.export:
+        checkpoint.refuse_judge(loaded.folder, loaded.params)
     if options.page or options.export:
         loaded = as_numbers(loaded)
     if options.as_published:

@@ -95,7 +95,8 @@ def score_rows(fns, rows, options):
             while n_written < len(rows) and scored[n_written]:
                 values = {name: rounded(column[n_written]) for name, column in table.items()}
                 reward = values.pop("reward")
-                file.write(json.dumps(rows[n_written] | {"rewards": values, "reward": reward}) + "\n")
+                row = rows[n_written] | {"rewards": values, "reward": reward}
+                file.write(json.dumps(row, default=data.plain) + "\n")
                 n_written += 1
             file.flush()
     return table
@@ -119,7 +120,10 @@ def score_file(options):
 
 def numbers(text):
     """Parse "1,0.5"; argparse names this function in its error message."""
-    return [float(number) for number in text.split(",")]
+    found = [float(number) for number in text.split(",")]
+    if not np.isfinite(found).all():
+        raise ValueError  # which argparse answers
+    return found
 
 
 def parser():

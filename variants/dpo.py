@@ -82,7 +82,7 @@ def encode_pairs(cfg: Any, tok: Any, split: str) -> list[texts.EncodedRows]:
     equal = int((~keep).sum())
     sides = []
     for name in SIDES:
-        answers = [{"prompt": row["prompt"], "completion": row[name]} for row in rows]
+        answers = [row | {"completion": row[name]} for row in rows]
         side = data.encode(answers, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
         n_windows = np.bincount(side.row, minlength=len(rows))
         keep &= n_windows == 1  # 0: too long; more: cut into windows

@@ -211,7 +211,8 @@ def refill_rows(rows, seed, generator, cfg, tok):
     "" if the row does not fit.
     """
     rng = np.random.default_rng(seed)
-    arrays, row_of, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
+    template = texts.template_of(cfg, tok)  # the generator's; a judge reads prompts as they are
+    arrays, row_of, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
     maskable = arrays.maskable & (arrays.tokens != tok.eos_id)
     n, temperatures = len(maskable), cfg.judge_temperatures
     u = rng.random(maskable.shape)
@@ -254,6 +255,10 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
     train_rows = texts.split_rows(cfg, "train")[: cfg.judge_rows]
     val_rows = texts.split_rows(cfg, "val")[: cfg.eval_size]
     train_pairs, val_pairs = make_pairs(train_rows, cfg.seed, refill), make_pairs(val_rows, cfg.seed + 1, refill)
+    for split, pairs in (("train", train_pairs), ("val", val_pairs)):
+        if not pairs.prompts:
+            raise ValueError(f"{cfg.dataset}/{split}: no pair is left: every completion equals its spoiled copy, as an "
+                             "empty one does")  # fmt: skip
     train, val = encode_pairs(train_pairs, tok, max_len), encode_pairs(val_pairs, tok, max_len)
     score = jax.jit(functools.partial(rate, cfg=cfg.model))
 
