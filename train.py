@@ -193,12 +193,6 @@ def evaluate_and_log(run, state, best):
     return values, new if better else best
 
 
-def lacks_evaluation(run, state, done):
-    """True if a State that a run begins or goes on with should have been evaluated, and was not."""
-    due = done or state.step % run.cfg.eval_interval == 0 and (state.step or run.cfg.objective in ("grpo", "dpo"))
-    return due and not hosts.all_max(bool(run.log and run.log.evaluated))
-
-
 def passes(run, values):
     """True if the metrics of an evaluation are good enough for the run to end."""
     return run.cfg.stop_at is not None and values[run.task.best_metric] > run.cfg.stop_at
@@ -207,7 +201,7 @@ def passes(run, values):
 def loop(run, state, best, done):
     """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
     cfg, bar, last, unread, alarms = run.cfg, progress_bar(run.cfg, state), None, None, []
-    if lacks_evaluation(run, state, done):
+    if runs.lacks_evaluation(run, state, done):
         values, best = evaluate_and_log(run, state, best)
         if state.step:  # the evaluation failed, or the run was to be longer
             done = done or passes(run, values)

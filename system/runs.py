@@ -404,6 +404,13 @@ def result(cfg: Config, rows: list[dict]) -> str:
     return f"{', '.join(changes)} in {ends[1]['step']:,} iterations, {minutes}:{seconds:02} minutes{late}"
 
 
+def lacks_evaluation(run: Any, state: Any, done: bool) -> bool:
+    """True if a State that a run begins or goes on with should have been evaluated, and was not."""
+    first = run.cfg.objective in ("grpo", "dpo")  # these are evaluated before their first step
+    due = done or state.step % run.cfg.eval_interval == 0 and (state.step or first)
+    return bool(due) and not hosts.all_max(bool(run.log and run.log.evaluated))
+
+
 def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> None:
     """Log and print the metrics and samples of an evaluation, and draw the page and the curves."""
     if run.log:
