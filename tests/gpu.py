@@ -588,25 +588,17 @@ def iteration(options):
 BESIDE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 LARGE = BESIDE | {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}  # frees memory at once
 TORCH = {"JAX_PLATFORMS": "cpu", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # PyTorch has the card
-SAME = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 # What each process runs, and its environment.
 PARTS = {
     "numbers": (numbers, BESIDE), "ratios": (ratios, BESIDE), "resume": (resume, BESIDE), "learn": (learn, BESIDE),
     "sampling_first": (sampling, LARGE), "iteration_first": (iteration, LARGE),
     "step": (step, {}), "sampling": (sampling, {}), "iteration": (iteration, {}), "step_torch": (step_torch, TORCH),
-    "sampling_torch": (sampling_torch, TORCH), "resume_deterministic": (resume, SAME),
+    "sampling_torch": (sampling_torch, TORCH),
 }  # fmt: skip
 TOGETHER = [*PARTS][:6]
-# The seconds of what runs side by side, and of what runs alone. The last one has only what the others leave.
+# The seconds of what runs side by side, and of what runs alone.
 PHASES = ((TOGETHER, 300), (["step"], 70), (["sampling"], 60), (["iteration"], 70), (["step_torch"], 60),
-          (["sampling_torch"], 40), (["resume_deterministic"], 0))  # fmt: skip
-
-
-def needless(limit, parts):
-    """Return why runs need not be compared again in so many seconds, after these parts of the JSON; None: they must."""
-    figures = parts.get("resume", {}).get("figures")
-    equal = bool(figures) and not any("away" in figure["value"] for figure in figures)
-    return "no time left" if limit < 30 else "not needed" if equal else None
+          (["sampling_torch"], 40))  # fmt: skip
 
 
 def read_report(path):
@@ -654,7 +646,7 @@ def begin(name, options, folder):
     print(f"\n== {name}: {run.__doc__}", flush=True)
     command = [sys.executable, __file__, name, "--json", options.json, "--folder", folder, *["--tiny"] * options.toy]
     env = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"} | os.environ | more
-    env |= {key: f"{os.environ.get(key, '')} {more[key]}" for key in more if key == "XLA_FLAGS"}
+
     return subprocess.Popen(command, env=env, process_group=0, preexec_fn=die_with_parent)
 
 
@@ -704,10 +696,7 @@ def main(options):
             # A phase may also take what those before it left. With --tiny, a slow CPU is no reason to stop.
             allowed += seconds * sized(options, 5, 1) * bool(names)
             limit = begun + allowed - time.monotonic()
-            ended = run_parts(names, limit, options, folder)
-            if "resume_deterministic" in names and (reason := needless(limit, read_report(options.json)["parts"])):
-                ended = ((names[0], reason, 0),)
-            for name, how, after in ended:
+            for name, how, after in run_parts(names, limit, options, folder):
                 note_down(options.json, name, ended=how, seconds=round(after, 1))
                 print(f"== {name}: {how}, {after:.0f} s", flush=True)
     os.remove(f"{options.json}.lock")
