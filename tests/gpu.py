@@ -109,8 +109,8 @@ MASKS = {
 
 
 def numbers(options):
-    """this device beside the CPU; a float32 product; cuDNN's attention beside the plain one"""
-    for check in (device_and_cpu, float32_product, attention):
+    """this device beside the CPU; cuDNN's attention beside the plain one"""
+    for check in (device_and_cpu, attention):
         yield from attempted(check.__name__.replace("_", " "), check(options))
 
 
@@ -138,18 +138,6 @@ def both_ways(attend, heads, mask):
         return attend(*heads, mask, heads[0].shape[-1] ** -0.5).astype(jnp.float32)
     out, back = jax.vjp(forward, *heads)
     return out, back(jnp.sin(10 * out))
-
-
-def float32_product(options):
-    """Measure how exact a float32 product is at the default precision, that of all runs in float32."""
-    n = sized(options, 64, 2048)
-    a, b = (jax.random.normal(jax.random.key(i), (n, n)) for i in (0, 1))
-    usual = jnp.matmul(a, b)
-    with jax.default_matmul_precision("highest"):
-        exact = jnp.matmul(a, b)
-    error = distance(usual, exact)
-    yield Figure("float32 product at the default precision", error, "of the length",
-                 "TF32: other devices give other digits" if error > 1e-5 else "true float32")  # fmt: skip
 
 
 def reversed_digits():
