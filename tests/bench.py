@@ -84,7 +84,6 @@ def prepare():
     """The process as train.py and sample.py set it up -> torch and twin.py, or two None and one sentence."""
     machine("jax", "numpy", "torch")
     runs.prepare_process()
-    jax.config.update("jax_enable_compilation_cache", False)  # else compile time is that of reading a file
     if not importlib.util.find_spec("torch"):
         print("PyTorch is not installed, so its numbers are missing: pip install torch")
         return None, None
@@ -156,7 +155,6 @@ def table(head, labels, rows):
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------
-
 
 def prompts_of(run, N):
     """-> a tokenizer and N prompts of random tokens, as the Text of a rollout; in a completion odd ids are letters."""
@@ -909,8 +907,6 @@ def gpu(options):
 COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "compare": compare, "ladder": ladder,
             "arms": arms, "truth": truth, "frontier": frontier, "growth": growth, "grpo": grpo, "drafts": drafts,
             "gpu": gpu}  # fmt: skip
-
-
 # What the commands take from the command line, beside --toy.
 RUNS = dict(tasks="", seeds=3, show=False, record=False, fresh=False, out="out/compare", flags="")
 OPTIONS = {
@@ -963,7 +959,6 @@ def main():
         COMMANDS[options.command](options)
     except (ValueError, OSError) as e:
         raise SystemExit(f"error: {terminal.explain(e)}") from None
-# What each of them takes from the command line, beside --toy.
 
 
 if __name__ == "__main__":

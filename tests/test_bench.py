@@ -47,6 +47,15 @@ def here(monkeypatch, capsys):
     return main
 
 
+def test_every_command_that_a_page_names_is_one(monkeypatch):
+    pages = [page.read_text() for page in pathlib.Path("docs").glob("*.md")]
+    named = [line.split("#")[0].split() for page in pages for line in re.findall(r"python tests/bench\.py (.*)", page)]
+    assert len(named) > 15
+    for words in named:
+        monkeypatch.setattr(sys, "argv", ["bench.py", *words])
+        assert bench.read_options().command == words[0]
+
+
 @pytest.mark.parametrize("words, message", [
     ("train --seeds=3", "unrecognized arguments: --seeds=3"), ("growth out/x", "unrecognized arguments: out/x"),
     ("train --rounds=0", "--rounds=0: expected at least 1"), ("truth --picture=x.gif", "ends in .png, .svg or .pdf"),
