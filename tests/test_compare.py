@@ -42,11 +42,6 @@ def test_the_chance_to_win_is_the_statistic_of_mann_and_whitney():
     assert (chance, low, high) == (1, 1, 1)
 
 
-def test_a_profile_is_the_share_of_runs_above_a_level_each_task_counting_the_same():
-    runs_of = [np.array([1.0, 6, 11, 11]), np.array([-1.0])]
-    np.testing.assert_allclose(compare.profile(runs_of, np.array([0, 5, 10])), [0.5, 0.375, 0.25])
-
-
 def test_all_methods_have_the_same_forward_passes():
     jobs = compare.compare_jobs(types.SimpleNamespace(**(vars(OPTIONS) | {"tasks": "sudoku"})))
     assert len(jobs) == 3 * len(compare.METHODS)

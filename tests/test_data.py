@@ -534,7 +534,6 @@ CHATTY = data.Tokenizer(
 @pytest.mark.parametrize("name, system, expected", [
     ("chatml", None, "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n Hi?\n<|im_end|>\n"
                      "<|im_start|>assistant\n"),
-
     ("llada", None, "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nHi?<|eot_id|>"
                     "<|start_header_id|>assistant<|end_header_id|>\n\n"),
     ("llada", "Be brief.\n", "<|startoftext|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
