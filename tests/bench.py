@@ -165,11 +165,11 @@ def prompts_of(run, N):
     return tok, texts.EncodedRows([{"prompt": ""}] * N, **arrays)
 
 
-def learner(run):
-    """Config -> its params, noised() -> random text with masks, and step(batch): a whole one, without a batch on
-    `noised()`."""
+def learner(run, params=None):
+    """Config -> its params, or those given; noised() -> random text with masks; step(batch): a whole one, by default
+    on `noised()`."""
     cfg, key, tx = run.model, jax.random.key(0), rl.optimizer(run)[0]
-    params, shape = model.init(key, cfg), (run.batch_size, run.max_new_tokens)
+    params, shape = params or model.init(key, cfg), (run.batch_size, run.max_new_tokens)
     text = data.Batch(jax.random.randint(key, shape, 0, cfg.eos_id), np.ones(shape, bool), None)
     noised = functools.partial(jax.jit(functools.partial(diffusion.noise, cfg=cfg)), key, text)
     loss = (functools.partial(rl.policy_loss, cfg=run) if run.objective == "grpo" else
