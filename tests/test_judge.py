@@ -41,7 +41,7 @@ def test_the_reward_is_the_sigmoid_of_the_models_score():
     score = float(model_judge.rate(SCORER, tokens, CFG, valid)[0])
     expected = pytest.approx(1 / (1 + math.exp(-score)), rel=1e-5)
     for max_len in (6, 16):  # padding does not count
-        assert model_judge.judge(SCORER, CFG, TOK, max_len=max_len)(["ab"], ["c"]) == [expected]
+        assert model_judge.judge(SCORER, CFG, TOK, batch_size=2, max_len=max_len)(["ab"], ["c"]) == [expected]
 
 
 def test_texts_are_as_wide_as_the_longest_needs_lose_their_beginning_and_what_is_cut_is_said(capsys):
@@ -171,7 +171,7 @@ def test_preferences_and_scores_of_the_user_are_taken_as_they_are():
 
 
 def test_the_loss_is_bradley_terry_and_the_cross_entropy_of_being_better():
-    batch = judge.encode_pairs(judge.Pairs(["p"], ["good"], ["bad"], ["x"], None), TOK, 8)
+    batch = judge.encode_pairs(judge.Pairs(["p"], ["good"], ["bad"], ["x"], None), TOK, 6)
     b, w = (float(model_judge.rate(SCORER, batch[s], CFG, batch[s + "_valid"])[0]) for s in ("better", "worse"))
     log_sigmoid = lambda s: -math.log1p(math.exp(-s))
     expected = -log_sigmoid(b - w) - (log_sigmoid(b) + log_sigmoid(-w)) / 2

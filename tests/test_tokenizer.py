@@ -435,6 +435,8 @@ def test_prompts_begin_with_it_and_windows_of_documents_do_not(tmp_path):
     tokens = data.encode(rows, tok, 8, 8).batch.tokens
     assert [bos in row for row in tokens] == [True] + [False] * (len(tokens) - 1)
     assert complete.encode("a b", tok, tok.mask_id, "mask", 3)[0][0] == bos
+    tok.save(tmp_path / "again")
+    assert json.loads((tmp_path / "again/tokenizer_config.json").read_text())["add_bos_token"] is True
 
 
 # ---- SentencePiece: what the package tokenizers reads ----
