@@ -49,7 +49,7 @@ def test_texts_are_as_wide_as_the_longest_needs_lose_their_beginning_and_what_is
     assert tokens[0].tolist() == [*TOK.encode("345"), TOK.eos_id] and valid.all()
     sizes = (1, 32, *range(33, 4097, 97), 4096)
     widths = {n: model_judge.encode([""], ["x" * (n - 1)], TOK, 4096)[0].shape[1] for n in sizes}
-    assert len(set(widths.values())) <= 17 and widths[4096] == 4096
+    assert len(set(widths.values())) <= 17 and widths[32] == 32 and widths[4096] == 4096
     assert all(n <= width <= 1.5 * max(n, 16) for n, width in widths.items())
     shape = lambda *texts: model_judge.encode(*texts, TOK, 64)[0].shape
     assert shape(["a"], ["b"]) == (1, 16) and shape([], []) == (0, 16)
