@@ -51,7 +51,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from judges import rules
     from rewards import advantage_settings, written_per_pass
     from rewards import score as score_all
-    from system import checkpoint, cost, kernels, run_rewards, runs, same_run
+    from system import checkpoint, cost, run_rewards, runs, same_run
     from system.start import find_or_train
     from variants import joint
 
@@ -64,7 +64,6 @@ SIZES = {
 TOY = {"toy": (dict(d_model=16, n_layer=2), 4, 16, 8, [(4, 4)])}
 # A rollout as in config/code_grpo.py: alone, 4 rows in a row alike, and then an eighth of them at a time.
 ROLLOUT = {"rollout, d=128, 4 layers": (dict(d_model=128, n_layer=4), 512, 56, 24, [(8, 24)])}
-QUICK = {"d=128, 4 layers": (dict(d_model=128, n_layer=4), 128, 32, 16, [(16, 16)])}
 ROLLOUT_TOY = {"rollout": (dict(d_model=16, n_layer=2), 32, 16, 8, [(4, 8)])}
 
 
@@ -85,7 +84,6 @@ def prepare():
     """The process as train.py and sample.py set it up -> torch and twin.py, or two None and one sentence."""
     machine("jax", "numpy", "torch")
     runs.prepare_process()
-    jax.config.update("jax_enable_compilation_cache", False)  # else compile time is that of reading a file
     if not importlib.util.find_spec("torch"):
         print("PyTorch is not installed, so its numbers are missing: pip install torch")
         return None, None
@@ -104,15 +102,15 @@ def matmul_rate(torch, options):
         fns = {"jax": waiting(jax.jit(jnp.matmul), a, a)}
         if torch:
             fns["torch"] = functools.partial(torch.matmul, *[torch.from_numpy(np.array(a))] * 2)
-        for who, s in in_turns(fns, 2 * some(options, 1, 2, options.rounds)):
+        for who, s in in_turns(fns, 2 * options.rounds):
             rate[who] = max(rate.get(who, 0), 2 * n**3 / s[0])
     print("float32 matmul rate: " + ", ".join(f"{who} {r / 1e9:.0f} GFLOP/s" for who, r in rate.items()))
     return rate
 
 
-def some(options, toy, quick, whole):
-    """Of three choices the one for --toy, for --quick, or for neither."""
-    return toy if options.toy else quick if options.quick else whole
+def some(options, toy, quick, *whole):
+    """Of three choices the one for --toy, for --quick, or for neither; of two the one for --toy or not."""
+    return toy if options.toy else quick if getattr(options, "quick", False) or not whole else whole[0]
 
 
 def say(text):
@@ -158,111 +156,88 @@ def table(head, labels, rows):
 
 # ---- train -----------------------------------------------------------------------------------------------------------
 
-def pieces(params, cfg, B, T, batch):
-    """{name: (times in a step, call)}: the parts of a gradient, each compiled alone, forward and backward."""
-    random = lambda *shape: jax.random.normal(jax.random.key(len(shape)), shape)
-    w, L = jax.tree.map(lambda x: x[0], params["blocks"]), cfg.n_layer
-    h, f, heads = random(B, T, cfg.d_model), random(B, T, cfg.ff), random(B, T, cfg.n_head, cfg.head_dim)
-    angles = model.rotary(jnp.arange(T)[None], cfg)
+def prompts_of(run, N):
+    """-> a tokenizer and N prompts of random tokens, as the Text of a rollout; in a completion odd ids are letters."""
+    m, T = run.model, run.max_prompt_len + run.max_new_tokens
+    tok = types.SimpleNamespace(eos_id=m.eos_id, decode=lambda ids: "x" * sum(i % 2 for i in ids))
+    arrays = {"tokens": np.random.default_rng(0).integers(0, m.eos_id, (N, T)), "valid": None,
+              "maskable": np.broadcast_to(np.arange(T) >= run.max_prompt_len, (N, T))}  # fmt: skip
+    return tok, texts.EncodedRows([{"prompt": ""}] * N, **arrays)
 
-    def both_ways(fn, *args):
-        out = jax.tree.map(lambda s: random(*s.shape), jax.eval_shape(fn, *args))
-        return waiting(jax.jit(lambda args, out: (fn(*args), jax.vjp(fn, *args)[1](out))), args, out)
 
-    attend = lambda q, k, v: kernels.plain_attention(q, k, v, None, cfg.head_dim**-0.5)
-    products = lambda h, f, w: [kernels.matmul(f if n == "down" else h, w[n]) for n in w if w[n].ndim == 2]
-    loss = lambda h, head: diffusion.gather_logp(model.readout({"head": head}, h, cfg), batch.x)
-    return {
-        "matmuls with weights": (L, both_ways(products, h, f, w)),
-        "attention with its softmax": (L, both_ways(attend, *[heads] * 3)),
-        "rotary positions": (L, both_ways(lambda q, k: [model.rotate(x, *angles) for x in (q, k)], heads, heads)),
-        "norms": (2 * L + 1, both_ways(lambda h, g: model.rms_norm(h, g, cfg.norm_eps), h, w["attn_norm"])),
-        "SwiGLU without its matmuls": (L, both_ways(lambda a, b: jax.nn.silu(a) * b, f, f)),
-        "embedding": (1, both_ways(lambda embed: embed[batch.z[:, 0]], params["embed"])),
-        "logits and loss": (1, both_ways(loss, h, params["head"])),
-    }
+def learner(run, params=None):
+    """Config -> its params, or those given; noised() -> random text with masks; step(batch): a whole one, by default
+    on `noised()`."""
+    cfg, key, tx = run.model, jax.random.key(0), rl.optimizer(run)[0]
+    params, shape = params or model.init(key, cfg), (run.batch_size, run.max_new_tokens)
+    text = data.Batch(jax.random.randint(key, shape, 0, cfg.eos_id), np.ones(shape, bool), None)
+    noised = functools.partial(jax.jit(functools.partial(diffusion.noise, cfg=cfg)), key, text)
+    loss = (functools.partial(rl.policy_loss, cfg=run) if run.objective == "grpo" else
+            functools.partial(diffusion.loss, cfg=cfg))  # fmt: skip
+    update = rl.make_update(loss, tx, run)
+    state = [jax.tree.map(np.array, params), tx.init(params), None]  # copies: a step overwrites its own
+
+    def step(batch=None):
+        *state[:], metrics = update(*state, np.int32(0), noised() if batch is None else batch)
+        jax.block_until_ready(metrics)
+
+    return params, noised, step
 
 
 def train(options):
     """one training step and its gradient: against the matmul rate of this machine, and against PyTorch"""
     torch, twin = prepare()
-    rounds, rate = some(options, 1, 2, options.rounds), matmul_rate(torch, options)
-    for name, (shape, B, T, *_) in some(options, TOY, QUICK, SIZES).items():
-        cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, **shape)
+    rate = matmul_rate(torch, options)
+    for name, (shape, B, T, *_) in some(options, TOY, dict([*SIZES.items()][1:]), SIZES).items():
+        cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, eos_id=V - 2, **shape)
         run = config.Config(batch_size=B, max_prompt_len=0, max_new_tokens=T, model=cfg)
-        train_one(torch, twin, rounds, rate, f"{name}, T={T}, batch {B}", cfg, run, B, T, options.quick)
+        params, noised, step = learner(run)
+        gradient = jax.jit(jax.value_and_grad(functools.partial(diffusion.loss, cfg=cfg), has_aux=True))
+        batch = noised()
+        fns = {"jax step": step, "jax gradient": waiting(gradient, params, batch)}
+        if torch:
+            ours = float(gradient(params, batch)[0][0])
+            compiled = cfg.d_model > 16 and not options.quick
+            fns |= torch_training(torch, twin, params, cfg, batch, ours, compiled)
+        L, D, F = cfg.n_layer, cfg.d_model, cfg.ff
+        flops = 3 * (2 * B * T * (L * (4 * D * D + 3 * D * F) + D * V) + 4 * L * B * T * T * D)
+        print(f"\n{name}, T={T}, batch {B}, L={L} D={D} F={F} V={V}: all matrix products of a forward pass and twice\n"
+              "as many backward, 3 (2BT (L (4DD + 3DF) + DV) + 4LBTTD) = "
+              f"{flops / 1e9:.2f} GFLOP; norms, softmax, rotary count as nothing\n")  # fmt: skip
+        table(["", "ms, best", "median", "GFLOP/s", *[f"of {who} matmul" for who in rate]], fns, (
+            [what, f"{s[0] * 1e3:.1f}", f"{s[len(s) // 2] * 1e3:.1f}", f"{flops / s[0] / 1e9:.0f}",
+             *[f"{flops / s[0] / r:.0%}" for r in rate.values()]]
+            for what, s in in_turns(fns, options.rounds)))  # fmt: skip
 
 
-def train_one(torch, twin, rounds, rate, name, cfg, run, B, T, quick):
-    key, (tx, _), loss = jax.random.key(0), rl.optimizer(run), functools.partial(diffusion.loss, cfg=cfg)
-    text = data.Batch(jax.random.randint(key, (B, T), 0, V - 1), np.ones((B, T), bool), None)
-    noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg))
-    params, batch = model.init(key, cfg), noise(key, text)
-    state = [jax.tree.map(np.array, params), tx.init(params), None]  # copies: a step overwrites its own
-    say(f"{name}: compiling a step")
-    begun = time.perf_counter()
-    update = rl.make_update(loss, tx, run).lower(*state, 0, batch).compile()
-    compiling = {"jax": time.perf_counter() - begun}
-
-    def step():
-        *state[:], metrics = update(*state, np.int32(0), noise(key, text))
-        jax.block_until_ready(metrics)
-
-    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    fns = {"jax step": step, "jax gradient": waiting(gradient, params, batch)}
-    for kind in ["torch eager"] + ["torch.compile"] * (cfg.d_model > 16 and not quick) if torch else []:
-        arrays = {"x": batch.x, "z": batch.z[:, 0], "weight": batch.weight[:, 0]}
-        theirs = {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
-        theirs |= {name: theirs[name].long() for name in ("x", "z")}
-        say(f"{name}: {kind}")
-        begun = time.perf_counter()
-        value, back, torch_step = twin.training(twin.tensors(params, cfg), theirs["x"], cfg, "." in kind)
+def torch_training(torch, twin, params, cfg, batch, ours, compiled):
+    """-> {name: call} of a step and a gradient in PyTorch, eager and compiled. ours: the loss that it must have, too"""
+    theirs = {"x": batch.x, "z": batch.z[:, 0], "weight": batch.weight[:, 0]}
+    theirs = {name: torch.from_numpy(np.array(a)) for name, a in theirs.items()}
+    theirs |= {name: theirs[name].long() for name in ("x", "z")}
+    fns = {}
+    for kind in ["torch eager"] + ["torch.compile"] * compiled:
+        say(kind)
+        value, back, step = twin.training(twin.tensors(params, cfg), theirs["x"], cfg, "." in kind)
         try:
             back(theirs)
         except Exception as e:  # no C++ compiler, or a Python that torch.compile does not know yet
             print(f"{kind} does not work here: {type(e).__name__}")
             continue
-        compiling |= {kind: time.perf_counter() - begun} if "." in kind else {}
-        ours, other = float(gradient(params, batch)[0][0]), value(theirs).item()
+        other = value(theirs).item()
         assert abs(ours - other) < 1e-4, f"{kind} computes another model: its loss is {other}, ours {ours}"
-        fns |= {f"{kind} step": torch_step, f"{kind} gradient": functools.partial(back, theirs)}
-    L, D, F = cfg.n_layer, cfg.d_model, cfg.ff
-    flops = 3 * (2 * B * T * (L * (4 * D * D + 3 * D * F) + D * V) + 4 * L * B * T * T * D)
-    print(f"\n{name}, L={L} D={D} F={F} V={V}: all matrix products of a forward pass and twice as many backward,\n"
-          f"3 (2BT (L (4DD + 3DF) + DV) + 4LBTTD) = {flops / 1e9:.2f} GFLOP; norms, softmax, rotary count as nothing\n")
-    row = lambda what, s: [what, f"{s[0] * 1e3:.1f}", f"{s[len(s) // 2] * 1e3:.1f}", f"{flops / s[0] / 1e9:.0f}",
-                           *[f"{flops / s[0] / r:.0%}" for r in rate.values()],
-                           f"{compiling[what[:-5]]:.1f}" if what[:-5] in compiling else ""]  # fmt: skip
-    times = {}
-    table(["", "ms, best", "median", "GFLOP/s", *[f"of {who} matmul" for who in rate], "compile, s"], fns,
-          (row(what, times.setdefault(what, s)) for what, s in in_turns(fns, rounds)))
-    if quick:
-        return
-    parts = pieces(params, cfg, B, T, batch) | {"noise": (1, waiting(noise, key, text))}
-    parts["optimizer"] = (1, waiting(jax.jit(tx.update), params, state[1], params))
-    step, left = times["jax step"][0] * 1e3, "what is left: sums, copies, less what fusing saves"
-    line = lambda part, ms: [part, f"{ms:.1f}", f"{ms / step:.0%}"]
-
-    def rows():
-        total = 0
-        for part, s in in_turns({part: fn for part, (_, fn) in parts.items()}, rounds):
-            total += (ms := parts[part][0] * s[0] * 1e3)
-            yield line(part, ms)
-        yield from (line("step", step), line(left, step - total))
-
-    print()
-    table(["pieces of a jax step, each compiled alone", "ms", "share"], [*parts, left], rows())
+        fns |= {f"{kind} step": step, f"{kind} gradient": functools.partial(back, theirs)}
+    return fns
 
 
 # ---- sample ----------------------------------------------------------------------------------------------------------
 
 def sample(options):
     """the sampler against LLaDA's own loop in PyTorch, on the same weights and with the same tokens as result"""
-    (torch, twin), sizes = prepare(), some(options, TOY | ROLLOUT_TOY, QUICK | ROLLOUT, SIZES | ROLLOUT)
-    jobs = {}
-    for name, (shape, B, T, new, plans) in sizes.items():
+    (torch, twin), jobs = prepare(), {}
+    for name, (shape, B, T, new, plans) in some(options, TOY | ROLLOUT_TOY, SIZES | ROLLOUT).items():
         ways = [(1, B), (4, B), (4, B // 8)] if name.startswith("rollout") else [(1, B)]
-        for (steps, block_len), (group, chunk) in itertools.product(plans, ways[:2][-1:] if options.quick else ways):
+        for (steps, block_len), (group, chunk) in itertools.product(plans, ways):
             way = f", groups of {group}" * (group > 1) + f", {chunk} at a time" * (chunk < B)
             label = f"{name}, T={T}, batch {B}{way}, {new} new in blocks of {block_len}"
             cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, **shape)
@@ -271,7 +246,7 @@ def sample(options):
 
     def row(n, label, steps, tokens, job):
         say(f"row {n} of {len(jobs)}: {label}")
-        times = dict(in_turns(same_tokens(*job), some(options, 1, 2, options.rounds)))
+        times = dict(in_turns(same_tokens(*job), options.rounds))
         rates = [f"{n / s[0]:.0f}" for s in times.values() for n in (steps, tokens)]
         return [label, steps, *rates] + [f"{times['LLaDA'][0] / times['ours'][0]:.2f}"] * bool(torch)
 
@@ -420,8 +395,7 @@ def order(options):
     run, tok = checkpoint.read_run(folder), data.Tokenizer.load(folder)
     if not run:
         raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku.py or sudoku_d1.py")
-    n, all_steps = some(options, (4, (1,)), (64, (16, 4, 1)), (None, (16, 8, 4, 2, 1)))
-    orders = some(options, ORDERS, ("random", "confidence", "left"), ORDERS)
+    n, all_steps = some(options, (4, (1,)), (None, (16, 8, 4, 2, 1)))
     trained = same_run.recorded(run["config"])
     val, start = texts.encode_split(trained, tok, "val"), trained.max_prompt_len
     val = texts.given_masks(val, trained, tok) if trained.fill_in else val
@@ -437,26 +411,23 @@ def order(options):
         return f"{np.mean(right):.1%}"
 
     print(f"{folder}: {len(rows)} puzzles of val, solved without a mistake, by order and number of forward passes\n")
-    table(["order", *map(str, all_steps)], ORDERS, ([name, *[exact(name, s) for s in all_steps]] for name in orders))
+    table(["order", *map(str, all_steps)], ORDERS, ([name, *[exact(name, s) for s in all_steps]] for name in ORDERS))
 
 
 # ---- compare, ladder -------------------------------------------------------------------------------------------------
 
 def compare(options):
     """every estimator in GRPO at equal forward passes: three tasks, three bases, many seeds, with intervals"""
-    machine("jax", "numpy")
     comparison.compare(options, table)
 
 
 def ladder(options):
     """from the settings of three papers to ours, one change after the other, at equal forward passes"""
-    machine("jax", "numpy")
     comparison.ladder(options, table)
 
 
 def arms(options):
     """what leaving out the worse completions changes: the sign of advantages, the number scored, or the iterations"""
-    machine("jax", "numpy")
     comparison.arms(options, table)
 
 
@@ -468,45 +439,56 @@ def truth(options):
     import truth as known
 
     three, five, ends = known.Case(3), known.Case(5), known.Case(5, ends=True)
-    cases = some(options, {three: (1, 20)}, {three: (3, 100)}, {three: (30, 100), five: (15, 20), ends: (15, 20)})
+    cases = some(options, {three: (1, 20)}, {three: (30, 100), five: (15, 20), ends: (15, 20)})
     found = {}
     for case, draws in cases.items():
-        labels = some(options, ["one_step", "strata"], [*known.VIEWS], [*known.VIEWS])
-        labels += ["trace" + known.WHOLE] * case.ends
+        labels = [*some(options, ["one_step", "strata", "trace"], known.VIEWS), *["trace" + known.WHOLE] * case.ends]
+        found[case] = {}
         print(f"\n{case.length} masks" + ", tokens after the first end of text do not count" * case.ends + "\n")
 
         def rows(case=case, draws=draws, labels=labels):
             for label, n, *numbers in known.rows(case, labels, *draws):
-                found.setdefault(case, {})[label] = numbers[-2:]
+                found[case][label] = numbers
                 yield [label, n, *(f"{a:.3f}" for a in numbers)]
 
-        table(["estimator", "views", "cosine", "bias", "deviation", "s/n, pass", "cosine, after", "s/n, after",
-               "cosine, 20 rewards", "s/n, 20 rewards"], labels, rows())  # fmt: skip
+        table(["estimator", "views", "cosine", "s/n, pass"], labels, rows())
     if options.picture:
         truth_picture(found, options.picture)
+
+
+@contextlib.contextmanager
+def drawn(path, high, wide, size, **more):
+    """Give matplotlib, a figure and its axes (high, wide), to be drawn on; then write them into a file."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, axes = plt.subplots(high, wide, figsize=size, squeeze=False, layout="constrained", **more)
+    yield matplotlib, figure, axes
+    for ax in axes.flat:
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130, facecolor="white")
+    plt.close(figure)
 
 
 def truth_picture(found, path):
     """{Case: {estimator: (cosine, signal to noise)}} -> a picture, the best estimator of the last case on top. Signal
     to noise is divided by the best one's, because longer texts have less of it."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     last = [*found.values()][-1]
     names = sorted(last, key=lambda name: last[name][1])
-    figure, axes = plt.subplots(1, 2, figsize=(9, 0.4 * len(names) + 1.3), sharey=True, layout="constrained")
     axis_labels = "cosine of the mean gradient with the exact one", "signal to noise of a forward pass, the best = 1"
-    for at, (ax, label) in enumerate(zip(axes, axis_labels, strict=True)):
-        for (case, values), marker, color in zip(found.items(), "oDs", ("#0072B2", "#E69F00", "#009E73"), strict=False):
-            best = max(v[1] for v in values.values()) if at else 1
-            x, y = zip(*((values[name][at] / best, i) for i, name in enumerate(names) if name in values), strict=True)
-            ax.plot(x, y, marker, color=color, alpha=0.8, label=f"{case.length} masks" + ", with ends" * case.ends)
-        ax.set(xlabel=label, ylim=(-0.7, len(names) - 0.3))
-        ax.grid(alpha=0.25)
-    axes[1].legend(fontsize=8, loc="lower right")
-    axes[0].set_yticks(range(len(names)), names)
-    figure.savefig(path, dpi=110, facecolor="white")
-    plt.close(figure)
+    with drawn(path, 1, 2, (9, 0.4 * len(names) + 1.3), sharey=True) as (_, _, axes):
+        for at, (ax, label) in enumerate(zip(axes[0], axis_labels, strict=True)):
+            styles = zip(found.items(), "oDs", ("#0072B2", "#E69F00", "#009E73"), strict=False)
+            for (case, values), marker, color in styles:
+                best = max(v[1] for v in values.values()) if at else 1
+                x, y = zip(*((values[name][at] / best, i) for i, name in enumerate(names) if name in values),
+                           strict=True)  # fmt: skip
+                name = f"{case.length} masks" + ", with ends" * case.ends
+                ax.plot(x, y, marker, color=color, alpha=0.8, label=name)
+            ax.set(xlabel=label, ylim=(-0.7, len(names) - 0.3))
+        axes[0, 1].legend(fontsize=8, loc="lower right")
+        axes[0, 0].set_yticks(range(len(names)), names)
 
 
 # ---- frontier --------------------------------------------------------------------------------------------------------
@@ -578,12 +560,12 @@ def clocked(fn, rounds):
 
 def frontier(options):
     """accuracy against forward passes and tokens a second, for every rule, order and cache, beside LLaDA's loop"""
-    torch, twin = prepare()
     tasks = options.tasks.split(",") if options.tasks else TRIED
     if not set(tasks) <= set(TRIED):
         raise ValueError(f"--tasks={options.tasks}: there are {', '.join(TRIED)}")
     if options.runs and len(tasks) != 1:
         raise ValueError(f"--runs={options.runs} are compared with the base of one task: add --tasks={tasks[0]}")
+    torch, twin = prepare()
     for task in tasks:  # what is wrong with a base is said now, not after half an hour
         find_or_train(f"config/{task}_base.py", trainer.train)
     points = {f"{task}_base" if options.runs else task: curves(task, options, torch, twin) for task in tasks}
@@ -592,9 +574,6 @@ def frontier(options):
     print("\nall steps, and the quickest setting of each rule that is as often right, up to a point: accuracy, passes "
           "a token, times as fast\n")  # fmt: skip
     table(["", "all steps", *RULES], points, ([task, *quickest(found)] for task, found in points.items()))
-    print("\nAUP of each rule (d3LLM), from the slowest setting to the quickest\n")
-    table(["", *RULES], points, ([task, *areas(found, points if options.runs else {task: found})]
-                                 for task, found in points.items()))  # fmt: skip
     if options.picture:
         (picture_of_runs if options.runs else picture)(points, options.picture)
 
@@ -610,28 +589,6 @@ def quickest(found):
         points = [p for way, curve in found.items() if way.split(",")[0] == rule for p in curve]
         passes, rate, right, *_ = max((p for p in points if p[2] >= goal - 0.01), key=lambda p: p[1], default=(0, 0, 0))
         yield f"{right:.1%}, {passes:.2f}, {rate / slow:.1f}" if rate else "-"
-
-
-def aup(curve, best):
-    """Accuracy Under Parallelism, as d3LLM (github.com/hao-ai-lab/d3LLM) defines it: the area under accuracy over
-    tokens per pass, where accuracies y below the best one count less, by exp(-3 (1 - y / best)).
-
-    curve: (tokens per pass, accuracy in percent) of each setting. best: the highest accuracy of all that is compared.
-    The area left of the slowest setting is a rectangle, without that weight. Settings that lose more than 5 points
-    against the slowest are left out."""
-    curve = sorted(curve)
-    slowest, first = curve[0]
-    kept = [(x, y, y * min(np.exp(-3 * (1 - y / best)), 1)) for x, y in curve if y >= first - 5]
-    pairs = itertools.pairwise(kept)
-    return slowest * first + sum((x - before) * (weighted + of_before) / 2
-                                 for (before, _, of_before), (x, _, weighted) in pairs)  # fmt: skip
-
-
-def areas(found, compared):
-    """Of `curves` of a task -> cells: the AUP of each rule. compared: all curves of the task, of all models."""
-    best = max(100 * p[2] for ways in compared.values() for curve in ways.values() for p in curve)
-    for rule in RULES:
-        yield f"{aup([(p[3], 100 * p[2]) for p in found[rule]], best):.0f}" if best and rule in found else "-"
 
 
 def curves(task, options, torch, twin, other=None):
@@ -683,60 +640,46 @@ TRIED = "sudoku_d1", "countdown", "countdown_block", "code", "long"
 
 def picture_of_runs(points, path):
     """{run: {rule: [(.., .., accuracy, tokens a pass), ...]}} -> a picture: a panel of each rule, a curve a run."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     rules = [rule for rule in RULES if all(rule in found for found in points.values())][1:]
-    figure, axes = plt.subplots(1, len(rules), figsize=(5 * len(rules), 5), sharey=True, squeeze=False,
-                                layout="constrained")
-    for ax, rule in zip(axes[0], rules, strict=True):
-        for n, (run, found) in enumerate(points.items()):
-            curve = sorted((p[3], 100 * p[2]) for p in found[rule])
-            ax.plot(*zip(*curve, strict=True), "o-", lw=2.5, ms=7, color=f"C{n}")
-            ax.annotate(run, curve[-1], (4, -20), textcoords="offset points", color=f"C{n}", fontsize=14, ha="right")
-        ax.margins(y=0.12)  # room for the name below the last point: curves fall
-        ax.set_title(rule, fontsize=16)
-        ax.set_xlabel("tokens per pass", fontsize=15)
-        ax.tick_params(labelsize=13)
-        ax.grid(alpha=0.25)
-    axes[0, 0].set_ylabel("right, in percent", fontsize=15)
-    figure.savefig(path, dpi=110, facecolor="white")
-    plt.close(figure)
+    with drawn(path, 1, len(rules), (5 * len(rules), 5), sharey=True) as (_, _, axes):
+        for ax, rule in zip(axes[0], rules, strict=True):
+            for n, (run, found) in enumerate(points.items()):
+                curve = sorted((p[3], 100 * p[2]) for p in found[rule])
+                ax.plot(*zip(*curve, strict=True), "o-", lw=2.5, ms=7, color=f"C{n}")
+                ax.annotate(run, curve[-1], (4, -20), textcoords="offset points", color=f"C{n}", size=14, ha="right")
+            ax.margins(y=0.12)  # room for the name below the last point: curves fall
+            ax.set_title(rule, fontsize=16)
+            ax.set_xlabel("tokens per pass", fontsize=15)
+            ax.tick_params(labelsize=13)
+        axes[0, 0].set_ylabel("right, in percent", fontsize=15)
 
 
 def picture(points, path):
     """{task: {way: [(passes per token, tokens per second, accuracy), ...]}} -> a picture: a row of panels per task."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    figure, axes = plt.subplots(len(points), 2, figsize=(9, 2.3 * len(points) + 1), sharey="row", squeeze=False,
-                                layout="constrained")
     colors = dict(zip(RULES, ("#0072b2", "#e69f00", "#009e73", "#cc3311"), strict=True))
     caches = {"none": "--", "prefix": "-.", "dual": ":"}
     star = dict(marker="*", ms=14, color="black", ls="", zorder=3)
-    for row, (task, curves) in zip(axes, points.items(), strict=True):
-        for at, ax in enumerate(row):
-            for way, found in curves.items():
-                rule, *more = way.split(", ")
-                style = star if rule not in colors else dict(
-                    color=colors[rule], marker="o", ms=4, ls=caches.get(more[-1], "-") if more else "-",
-                    alpha=0.25 if more and more[0] in ORDER else 1)
-                ax.plot(*zip(*sorted((p[at], p[2]) for p in found), strict=True), lw=1.5, **style)
-            ax.set(xscale="log")
-            low, high = ax.get_xlim()
-            ax.tick_params(axis="x", which="minor", labelbottom=high < 8 * low, labelsize=8)  # else tens are named
-            ax.grid(alpha=0.25)
-            ax.spines[["top", "right"]].set_visible(False)
-        row[0].set_ylabel(f"{task}\naccuracy")
-    axes[-1, 0].set_xlabel("forward passes per token (left: faster)")
-    axes[-1, 1].set_xlabel("tokens per second (right: faster)")
-    line = lambda label, **style: matplotlib.lines.Line2D([], [], label=label, **style)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=10, handles=[
-        line("LLaDA's loop", **star), *(line(rule, color=color) for rule, color in colors.items()),
-        line("quota, other orders", color=colors["quota"], alpha=0.25),
-        *(line(f"in blocks, cache {name}", color="gray", ls=ls) for name, ls in caches.items())])  # fmt: skip
-    figure.savefig(path, dpi=150, facecolor="white")
-    plt.close(figure)
+    size = 9, 2.3 * len(points) + 1
+    with drawn(path, len(points), 2, size, sharey="row") as (matplotlib, figure, axes):
+        for row, (task, curves) in zip(axes, points.items(), strict=True):
+            for at, ax in enumerate(row):
+                for way, found in curves.items():
+                    rule, *more = way.split(", ")
+                    style = star if rule not in colors else dict(
+                        color=colors[rule], marker="o", ms=4, ls=caches.get(more[-1], "-") if more else "-",
+                        alpha=0.25 if more and more[0] in ORDER else 1)  # fmt: skip
+                    ax.plot(*zip(*sorted((p[at], p[2]) for p in found), strict=True), lw=1.5, **style)
+                ax.set(xscale="log")
+                low, high = ax.get_xlim()
+                ax.tick_params(axis="x", which="minor", labelbottom=high < 8 * low, labelsize=8)  # else tens are named
+            row[0].set_ylabel(f"{task}\naccuracy")
+        axes[-1, 0].set_xlabel("forward passes per token (left: faster)")
+        axes[-1, 1].set_xlabel("tokens per second (right: faster)")
+        line = lambda label, **style: matplotlib.lines.Line2D([], [], label=label, **style)
+        figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=10, handles=[
+            line("LLaDA's loop", **star), *(line(rule, color=color) for rule, color in colors.items()),
+            line("quota, other orders", color=colors["quota"], alpha=0.25),
+            *(line(f"in blocks, cache {name}", color="gray", ls=ls) for name, ls in caches.items())])  # fmt: skip
 
 
 # ---- growth ----------------------------------------------------------------------------------------------------------
@@ -750,68 +693,38 @@ GROWTH_TOY = {"T": (4, 8), "views": (1, 2)}
 USUAL_TOY = {"T": 8, "batch": 2, "V": 16}, dict(d_model=16, n_layer=2)
 
 
-def prompts_of(run, N):
-    """-> a tokenizer and N prompts of random tokens, as the Text of a rollout; in a completion odd ids are letters."""
-    m, T = run.model, run.max_prompt_len + run.max_new_tokens
-    tok = types.SimpleNamespace(eos_id=m.eos_id, decode=lambda ids: "x" * sum(i % 2 for i in ids))
-    arrays = {"tokens": np.random.default_rng(0).integers(0, m.eos_id, (N, T)), "valid": None,
-              "maskable": np.broadcast_to(np.arange(T) >= run.max_prompt_len, (N, T))}  # fmt: skip
-    return tok, texts.EncodedRows([{"prompt": ""}] * N, **arrays)
-
-
-def learner(run):
-    """Config -> its params, step(batch): a whole one. Without a batch it is random text, noised anew each time."""
-    cfg, key, tx = run.model, jax.random.key(0), rl.optimizer(run)[0]
-    params = model.init(key, cfg)
-    shape = run.batch_size, run.max_new_tokens
-    text = data.Batch(jax.random.randint(key, shape, 0, cfg.eos_id), np.ones(shape, bool), None)
-    noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg))
-    loss = (functools.partial(rl.policy_loss, cfg=run) if run.objective == "grpo" else
-            functools.partial(diffusion.loss, cfg=cfg))  # fmt: skip
-    update = rl.make_update(loss, tx, run)
-    state = [jax.tree.map(np.array, params), tx.init(params), None]  # copies: a step overwrites its own
-
-    def step(batch=None):
-        *state[:], metrics = update(*state, np.int32(0), noise(key, text) if batch is None else batch)
-        jax.block_until_ready(metrics)
-
-    return params, step
-
-
 def growing(what, n, usual, shape):
     """A row of the table -> {name: call}, {name: FLOPs}."""
     size = usual | {what: n}
-    T, B, views = size["T"], size["batch"], what == "views"
+    T, B = size["T"], size["batch"]
     cfg = model.ModelConfig(**shape, vocab_size=size["V"], mask_id=size["V"] - 1, eos_id=size["V"] - 2)
     run = config.Config(batch_size=B, max_prompt_len=0, max_new_tokens=T, model=cfg)
-    if views:
+    if what == "views":
         run = dataclasses.replace(run, objective="grpo", init_from="x", rewards=("length",), logp_est="elbo",
                                   logp_views=n, group_size=4, max_prompt_len=T // 2, max_new_tokens=T // 2)  # fmt: skip
-    (params, step), flops, key = learner(run), cost.estimate_flops(run)["update"], jax.random.key(0)
-    if not views:
+    (params, _, step), flops, key = learner(run), cost.estimate_flops(run)["update"], jax.random.key(0)
+    if what != "views":
         z, plan = jnp.full((B, T), cfg.mask_id), sampler.Plan(steps=1, block_len=T)
         denoise = waiting(functools.partial(sampler.generate, params, key, z, cfg, plan))
         return {"step": step, "pass": denoise}, {"step": flops, "pass": flops / 3}
-    tok, text = prompts_of(run, B)
-    state = rl.State(0, params, None, None, None)
-    r = rl.roll_out(params, key, text, run)
+    r = rl.roll_out(params, key, prompts_of(run, B)[1], run)
     adv = jax.random.normal(key, r.tokens.shape[:1])
-    (batch,) = rl.minibatches(state, (key, key), rl.Chosen(r, adv, jnp.arange(len(adv)), {}), run)
+    chosen = rl.Chosen(r, adv, jnp.arange(len(adv)), {})
+    (batch,) = rl.minibatches(rl.State(0, params, None, None, None), (key, key), chosen, run)
     return {"step": functools.partial(step, batch)}, {"step": flops}
 
 
 def growth(options):
     """how a training step and a denoising pass grow with length, batch, vocabulary, views, beside what is counted"""
     rate, found = matmul_rate(prepare()[0], options)["jax"], {}
-    (usual, shape), rounds = some(options, USUAL_TOY, USUAL, USUAL), some(options, 1, 2, min(options.rounds, 3))
+    usual, shape = some(options, USUAL_TOY, USUAL)
     told = lambda sizes: ", ".join(f"{name} {n}" for name, n in sizes.items())
-    sizes = some(options, GROWTH_TOY, {what: ns[::2] for what, (ns, _) in GROWTH.items()},
-                 {what: ns for what, (ns, _) in GROWTH.items()})  # fmt: skip
+    sizes = some(options, GROWTH_TOY, {what: ns for what, (ns, _) in GROWTH.items()})
 
     def row(what, n):
         say(f"{what} {n}")
         fns, flops = growing(what, n, usual, shape)
-        found[what, n] = {name: (s[0], flops[name]) for name, s in in_turns(fns, rounds)}
+        found[what, n] = {name: (s[0], flops[name]) for name, s in in_turns(fns, min(options.rounds, 3))}
         first, cells = found[what, sizes[what][0]], []
         for name, (s, f) in found[what, n].items():
             cells += [f"{s * 1e3:.1f}", f"{s / first[name][0]:.1f}", f"{f / 1e9:.2f}", f"{f / first[name][1]:.1f}",
@@ -833,29 +746,21 @@ Best of several. x: times the first row of its kind; GFLOP: counted by system/co
 
 def growth_picture(found, path):
     """{what: {n: {"step" or "pass": (seconds, FLOPs)}}} -> a picture: lines as measured, dashes as counted."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     high = -(-len(found) // 2)
-    figure, axes = plt.subplots(high, 2, figsize=(9, 3 * high), sharey=True, squeeze=False, layout="constrained")
-    for ax, (what, points) in zip(axes.flat, found.items(), strict=False):
-        for name, color in (("step", "#0072b2"), ("pass", "#d55e00")):
-            ns = [n for n in points if name in points[n]]
-            if ns:
-                seconds, flops = zip(*(points[n][name] for n in ns), strict=True)
-                ax.plot(ns, seconds, "o-", color=color, ms=5)
-                ax.plot(ns, [f * seconds[0] / flops[0] for f in flops], "--", color=color, lw=1)
-                ax.annotate(name, (ns[0], seconds[0]), (0, 8), textcoords="offset points", color=color)
-        ax.set(xscale="log", yscale="log", xlabel=GROWTH[what][1], xticks=[*points],
-               xticklabels=[f"{n:,}" for n in points])  # fmt: skip
-        ax.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-    for row in axes:
-        row[0].set_ylabel("seconds")
-    figure.suptitle("line: measured; dashes: as the counted operations grow from the first point", fontsize=10)
-    figure.savefig(path, dpi=150, facecolor="white")
-    plt.close(figure)
+    with drawn(path, high, 2, (9, 3 * high), sharey=True) as (_, figure, axes):
+        for ax, (what, points) in zip(axes.flat, found.items(), strict=False):
+            for name, color in (("step", "#0072b2"), ("pass", "#d55e00")):
+                if ns := [n for n in points if name in points[n]]:
+                    seconds, flops = zip(*(points[n][name] for n in ns), strict=True)
+                    ax.plot(ns, seconds, "o-", color=color, ms=5)
+                    ax.plot(ns, [f * seconds[0] / flops[0] for f in flops], "--", color=color, lw=1)
+                    ax.annotate(name, (ns[0], seconds[0]), (0, 8), textcoords="offset points", color=color)
+            ax.set(xscale="log", yscale="log", xlabel=GROWTH[what][1], xticks=[*points],
+                   xticklabels=[f"{n:,}" for n in points])  # fmt: skip
+            ax.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+        for row in axes:
+            row[0].set_ylabel("seconds")
+        figure.suptitle("line: measured; dashes: as the counted operations grow from the first point", fontsize=10)
 
 
 # ---- grpo ------------------------------------------------------------------------------------------------------------
@@ -878,7 +783,7 @@ Ours: rl.py and train.py as a run calls them. PyTorch, eager: LLaDA's loop, all 
 step, at temperature 1; log-probs of all views in one batch, logits of all positions, as d1 and DiffuCoder take them, of
 the policy of the rollout for both updates (ours needs them for the second); AdamW, fused. Both learn from the same
 completions, rewards and masks, in two updates. Best of several, in ms""")
-    sizes = some(options, ITERATION_TOY, dict([*ITERATIONS.items()][:1]), ITERATIONS)
+    sizes = some(options, ITERATION_TOY, ITERATIONS)
     for name, (shape, (N, G), (prompt, new), (steps, block), estimator) in sizes.items():
         cfg = model.ModelConfig(**shape, mask_id=shape["vocab_size"] - 1, eos_id=shape["vocab_size"] - 2)
         run = config.Config(objective="grpo", init_from="x", rewards=("length",), batch_size=N, group_size=G,
@@ -889,7 +794,7 @@ completions, rewards and masks, in two updates. Best of several, in ms""")
                             model=cfg)  # fmt: skip
         print(f"\n{name}, {cfg.vocab_size} ids: {N} prompts of {prompt} tokens, {G} completions of {new} tokens in "
               f"{steps} steps, blocks of {block}; {estimator}, {config.n_views(run)} view(s)")  # fmt: skip
-        beside_torch(torch, twin, run, some(options, 1, 2, min(options.rounds, 3)))
+        beside_torch(torch, twin, run, min(options.rounds, 3))
 
 
 def beside_torch(torch, twin, run, rounds):
@@ -899,7 +804,7 @@ def beside_torch(torch, twin, run, rounds):
     # The samplers at temperature 0, where they can be compared, on fewer rows: the same tokens.
     plan = sampler.Plan(steps=how[0], block_len=how[1], order=run.order)
     same_tokens(torch, twin, cfg, run.group_size, start + run.max_new_tokens, start, plan, 1, run.group_size)
-    params, step = learner(run)
+    params, _, step = learner(run)
     state, fns = rl.State(0, params, None, None, None), {"length": lambda completions: [*map(len, completions)]}
     rollout = lambda run: rl.roll_out(params, key, text, run)
     r = rollout(run)
@@ -964,7 +869,7 @@ def drafts(options):
     prepare()
     sizes = some(options, (2,), (1, 64), (1, 8, 64))
     params, run, arrays, score = asked(options.recipe, max(sizes))
-    if options.run != "out/sudoku_d1":
+    if options.run:
         params, _ = checkpoint.load(options.run)
     blocks = dict(cache="prefix", steps=run.model.block_causal)
     ways = {"one token at a time": (joint.autoregressive(run.model), sampler.Plan(order="left")),
@@ -982,7 +887,7 @@ def drafted(params, run, arrays, score, sizes, ways, options):
         z = sampler.masked_tokens(some_texts, shape)
         plan = dataclasses.replace(plan, temperature=heat, early_end=True)
         fill = functools.partial(sampler.generate, params, jax.random.key(0), z, shape, plan, some_texts.valid)
-        (x, trace), seconds, _ = clocked(waiting(fill), some(options, 1, 3, options.rounds))
+        (x, trace), seconds, _ = clocked(waiting(fill), options.rounds)
         whole = np.concatenate([np.asarray(x), np.asarray(arrays.tokens)[n:]])  # `score` judges all rows
         new = np.asarray(some_texts.maskable)
         ends = np.isin(x, run.model.ends) & new
@@ -1002,72 +907,55 @@ def gpu(options):
 COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "compare": compare, "ladder": ladder,
             "arms": arms, "truth": truth, "frontier": frontier, "growth": growth, "grpo": grpo, "drafts": drafts,
             "gpu": gpu}  # fmt: skip
-# What each of them takes from the command line, beside --toy.
-FLAGS = {
-    "train": "rounds quick", "sample": "rounds quick", "rewards": "quick", "order": "run quick",
-    "compare": "tasks picture seeds bases methods minutes show record fresh signs out flags",
-    "ladder": "tasks seeds minutes show record fresh out flags",
-    "arms": "tasks seeds minutes show record fresh out flags", "truth": "picture quick",
-    "frontier": "tasks runs picture quick", "growth": "rounds picture quick", "grpo": "rounds quick",
-    "drafts": "run recipe rounds quick", "gpu": "tasks json",
-}  # fmt: skip
+# What the commands take from the command line, beside --toy.
+RUNS = dict(tasks="", seeds=3, show=False, record=False, fresh=False, out="out/compare", flags="")
+OPTIONS = {
+    "order": dict(run="out/sudoku_d1"), "drafts": dict(run="", recipe="countdown_joint_base", rounds=5, quick=False),
+    "train": dict(rounds=5, quick=False), "sample": dict(rounds=5), "growth": dict(rounds=5, picture=""),
+    "grpo": dict(rounds=5), "rewards": dict(quick=False), "truth": dict(picture=""),
+    "frontier": dict(tasks="", runs="", picture="", quick=False), "gpu": dict(tasks="", json="out/gpu.json"),
+    "compare": RUNS | dict(seeds=10, picture=""), "ladder": RUNS, "arms": RUNS}  # fmt: skip
+HELP = {
+    "run": "a run of config/sudoku_d1.py; for drafts: one that starts from that of --recipe, instead of that",
+    "recipe": "a model of both kinds in config/", "rounds": "how often each is measured", "seeds": "runs of each",
+    "tasks": "some of the tasks (or, for gpu, the parts), separated by commas",
+    "runs": "folders of runs, separated by commas, to compare with the base", "picture": "a file, as assets/x.png",
+    "show": "only what is there", "record": "keep the results in tests/compare.jsonl", "json": "for the figures",
+    "fresh": "leave out the results that are kept there", "out": "where runs are, and are found again",
+    "flags": "more for train.py, in quotes", "quick": "only the rows that matter", "toy": "tiny sizes"}  # fmt: skip
 
 
-def check_flags(parser, options):
-    """Refuse a flag that the command does not look at."""
-    taken = [*FLAGS[options.command].split(), "toy", "command"]
-    given = [name for name, value in vars(options).items() if value != parser.get_default(name)]
-    for name in given:
-        if name not in taken:
-            what = repr(options.run) if name == "run" else f"--{name}"
-            there = ", ".join("the folder of a run" if name == "run" else f"--{name}" for name in taken[:-1])
-            raise SystemExit(f"error: {what} changes nothing in {options.command}, which takes {there}: leave it out")
+def read_options():
+    """Read the command line: each command has its own options."""
+    parser = argparse.ArgumentParser(description="Without a command: what there is.")
+    commands = parser.add_subparsers(dest="command")
+    for command, defaults in OPTIONS.items():
+        one = commands.add_parser(command, description=COMMANDS[command].__doc__)
+        for name, value in (defaults | {"toy": False}).items():
+            names = [name] if name == "run" else [f"--{name}", "--tiny"] if name == "toy" else [f"--{name}"]
+            kind = {"action": "store_true"} if value is False else {"type": type(value), "default": value}
+            one.add_argument(*names, help=HELP[name], **kind | ({"nargs": "?"} if name == "run" else {}))
+    options = parser.parse_args()
+    for name in {"seeds", "rounds"} & vars(options).keys():
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name}={getattr(options, name)}: expected at least 1")
+    if getattr(options, "picture", "") and not options.picture.endswith((".png", ".svg", ".pdf")):
+        raise ValueError(f"--picture={options.picture}: expected a file whose name ends in .png, .svg or .pdf")
+    return options
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Without a command: what there is.")
-    parser.add_argument("command", nargs="?", choices=COMMANDS)
-    parser.add_argument("run", nargs="?", default="out/sudoku_d1", help="for order: a run of config/sudoku_d1.py; for "
-                        "drafts: one that starts from that of --recipe, instead of that")
-    parser.add_argument("--recipe", default="countdown_joint_base", help="for drafts: a model of both kinds in config/")
-    parser.add_argument("--rounds", type=int, default=5, help="for train, sample, growth, grpo: measurements each")
-    parser.add_argument("--tasks", help="for compare: some of sudoku,countdown,arith; for ladder and arms: of the "
-                        f"first two; for frontier: {', '.join(TRIED)}; for gpu: some of its parts")
-    parser.add_argument("--runs", help="for frontier: folders of runs, separated by commas, to compare with the base")
-    parser.add_argument("--picture", help="for compare, frontier, growth, truth: where to draw it, as in assets/x.png")
-    parser.add_argument("--seeds", type=int, help="for compare (10), ladder and arms (3): runs of each")
-    parser.add_argument("--bases", help="for compare: percent of samples that are right at the start, as in 10,30,60")
-    parser.add_argument("--methods", help="for compare: some of its estimators, with commas")
-    parser.add_argument("--minutes", type=float, help="for compare, ladder and arms: start no run after that")
-    parser.add_argument("--show", action="store_true", help="for compare, ladder and arms: only what is there")
-    parser.add_argument("--record", action="store_true",
-                        help="for compare, ladder and arms: keep the results in tests/compare.jsonl")  # fmt: skip
-    parser.add_argument("--fresh", action="store_true",
-                        help="for compare, ladder and arms: leave out the results that are kept there")  # fmt: skip
-    parser.add_argument("--signs", default="positive", choices=("positive", "both"),
-                        help="for compare: of the advantages")  # fmt: skip
-    parser.add_argument("--out", default="out/compare",
-                        help="for compare, ladder and arms: where runs are, and are found again")  # fmt: skip
-    parser.add_argument("--flags", default="", help="for compare, ladder and arms: more for train.py, in quotes")
-    parser.add_argument("--quick", action="store_true", help="two or three rows, in two minutes: those that matter")
-    parser.add_argument("--json", default="out/gpu.json", help="for gpu: where its figures are written")
-    parser.add_argument("--toy", "--tiny", action="store_true", help="tiny sizes: does it run at all")
-    options = parser.parse_args()
-    if options.command is None:
-        print("\n".join(f"python tests/bench.py {name:8} {fn.__doc__}" for name, fn in COMMANDS.items()))
-        return
-    check_flags(parser, options)
-    for flag in ("seeds", "rounds"):
-        if (value := getattr(options, flag)) is not None and value < 1:
-            raise SystemExit(f"error: --{flag}={value}: expected at least 1")
-    if options.minutes is not None and not options.minutes > 0:  # nan neither
-        raise SystemExit(f"error: --minutes={options.minutes}: expected a number above 0")
-    if options.picture and not options.picture.endswith((".png", ".svg", ".pdf")):
-        raise SystemExit(f"error: --picture={options.picture}: expected a file whose name ends in .png, .svg or .pdf")
-    if options.toy and "jax" in sys.modules:
-        jax.config.update("jax_disable_most_optimizations", True)  # a quick compile is all that is wanted
     try:
-        os.makedirs(os.path.dirname(options.picture or "") or ".", exist_ok=True)  # now, not after half an hour
+        options = read_options()
+        if options.command is None:
+            print("\n".join(f"python tests/bench.py {name:8} {fn.__doc__}" for name, fn in COMMANDS.items()))
+            return
+        if options.toy:
+            options.rounds = 1
+            if "jax" in sys.modules:
+                jax.config.update("jax_disable_most_optimizations", True)  # a quick compile is all that is wanted
+        folder = os.path.dirname(getattr(options, "picture", ""))
+        os.makedirs(folder or ".", exist_ok=True)  # now, not after half an hour
         COMMANDS[options.command](options)
     except (ValueError, OSError) as e:
         raise SystemExit(f"error: {terminal.explain(e)}") from None

@@ -13,11 +13,11 @@ over ours one after the other. `arms` takes the rung apart on which negative adv
 """
 
 import hashlib
+import itertools
 import json
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -50,22 +50,20 @@ METHODS = {
 class Task(NamedTuple):
     model: str  # flags of its size
     base: str  # flags of the training of its base
-    rows: dict  # {signs: (prompts, completions that are kept, updates on them)}
+    prompts: int  # of which as many completions are kept, those that are furthest above the average of their group
+    updates: int  # on them
+    rate: float
 
 
 # The model of sudoku has a sixth of the size of that in config/sudoku_d1_base.py.
 TASKS = {
-    "sudoku": Task(
-        "--d_model=64 --n_layer=3", "--learning_rate=2e-3", {"positive": (64, 64, 4), "both": (32, 128, 2)}
-    ),
-    "countdown": Task("--d_model=128 --n_layer=4", "", {"positive": (128, 128, 2), "both": (64, 256, 2)}),
-    "arith": Task("--d_model=128 --n_layer=4", "", {"positive": (128, 128, 4), "both": (64, 256, 2)}),
+    "sudoku": Task("--d_model=64 --n_layer=3", "--learning_rate=2e-3", 64, 4, 3e-4),
+    "countdown": Task("--d_model=128 --n_layer=4", "", 128, 2, 5e-4),
+    "arith": Task("--d_model=128 --n_layer=4", "", 128, 4, 3e-4),
 }
-RATES = {("sudoku", "positive"): 3e-4, ("countdown", "positive"): 5e-4, ("arith", "positive"): 3e-4}  # others: 1e-4
+STRENGTHS = 10, 30, 60  # percent of samples that are right at the start
 RECIPES = {"sudoku": "sudoku_d1"}  # where a task has another name in config/
-# What learns: the completions that are furthest above the average of their group, or all with both signs of the
-# advantage.
-SIGNS = {"positive": "--adv_negative=0.0 --warmup_iters=5", "both": "--adv_negative=1.0 --warmup_iters=2"}
+POSITIVE = "--adv_negative=0.0 --warmup_iters=5"
 COMPARED = (
     "--group_size=4 --lr_schedule=constant --ema_decay=0.95 --save_interval=10000 --log_samples=0 --eval_size=256 "
     "--rule=quota --order=confidence"
@@ -123,12 +121,11 @@ def merged(file, *flags):
 def run_all(jobs, options):
     """Run the jobs that are not finished, one on each core (small models use one well and two badly)."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None] * (os.cpu_count() or 1)
-    free, begun = list(cores[:1] if options.toy else cores), time.monotonic()
+    free = list(cores[:1] if options.toy else cores)
     kept = recorded(options)
 
     def run(job):
-        late = options.minutes is not None and time.monotonic() - begun > 60 * options.minutes
-        if late or record_key(job, options) in kept or finished(job.out):
+        if record_key(job, options) in kept or finished(job.out):
             return
         core = free.pop()
         if core is not None:
@@ -249,31 +246,15 @@ def chance_with_interval(a, b):
     return chance_to_win(a, b), low, high
 
 
-def profile(runs_of, levels):
-    """Give the share of runs above each level (a performance profile): the mean over tasks -> (levels,)."""
-    return np.mean([(scores[:, None] > levels).mean(0) for scores in runs_of], 0)
-
-
 # ---- compare ---------------------------------------------------------------------------------------------------------
 
 
-def chosen(text, there, flag):
-    """Split the names of a flag at commas; without the flag, all there are."""
+def chosen(text, there):
+    """Split the tasks of --tasks at commas; without them, all there are."""
     names = text.split(",") if text else list(there)
     if lacking := [name for name in names if name not in there]:
-        raise ValueError(f"--{flag}={text}: there is no {lacking[0]!r}, only {', '.join(there)}")
+        raise ValueError(f"--tasks={text}: there is no {lacking[0]!r}, only {', '.join(there)}")
     return names
-
-
-def strengths(text):
-    """Read how many percent of samples are right at the start of runs: "10,30" -> [10, 30]."""
-    try:
-        found = [int(part) for part in (text or "10,30,60").split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(0 < n < 100 for n in found):
-        raise ValueError(f"--bases={text}: expected whole percentages from 1 to 99, such as 10,30,60")
-    return found
 
 
 def base_job(task, strength, options):
@@ -284,64 +265,61 @@ def base_job(task, strength, options):
     return Job(f"{options.out}/{task}-{strength}-base", command)
 
 
-def compare_jobs(tasks, bases, methods, options):
+def compare_jobs(options):
     """List the runs of the comparison -> {(task, strength, method, seed): Job}; seeds outermost, so that what is there
     after some hours is a fair table."""
     jobs = {}
-    for seed in range(options.seeds or 10):
-        for task in tasks:
-            first, kind = config.read_file(recipe(task, "base")), TASKS[task]
-            prompts, kept, updates = kind.rows[options.signs]
-            for strength in bases:
-                for name in methods:
-                    flags, views = METHODS[name]
-                    views, steps = first.max_new_tokens if views == "L" else views, first.diffusion_steps
-                    n = 1 if options.toy else iterations(BUDGET, prompts, 4, kept, updates, steps, views)
-                    rate = RATES.get((task, options.signs), 1e-4)
-                    command = merged(
-                        recipe(task, "grpo"), COMPARED, kind.model, SIGNS[options.signs],
-                        f"--batch_size={prompts} --keep_completions={kept} --updates_per_rollout={updates}",
-                        f"--diffusion_steps={steps} --ratio_level=token --learning_rate={rate} --seed={seed}",
-                        f"--init_from={base_job(task, strength, options).out} --max_iters={n} --eval_interval={n}",
-                        flags, options.flags,
-                    )  # fmt: skip
-                    out = f"{options.out}/{task}-{strength}-{options.signs}-{name}-{seed}"
-                    jobs[task, strength, name, seed] = Job(out, command)
+    bases, methods = (STRENGTHS[1:2], ("one_step", "coupled_elbo")) if options.toy else (STRENGTHS, METHODS)
+    cells = itertools.product(range(options.seeds), chosen(options.tasks, TASKS), bases, methods)
+    for seed, task, strength, name in cells:
+        first, kind, (flags, views) = config.read_file(recipe(task, "base")), TASKS[task], METHODS[name]
+        views, steps, rows = first.max_new_tokens if views == "L" else views, first.diffusion_steps, kind.prompts
+        n = 1 if options.toy else iterations(BUDGET, rows, 4, rows, kind.updates, steps, views)
+        command = merged(
+            recipe(task, "grpo"), COMPARED, kind.model, POSITIVE,
+            f"--batch_size={rows} --keep_completions={rows} --updates_per_rollout={kind.updates}",
+            f"--diffusion_steps={steps} --ratio_level=token --learning_rate={kind.rate} --seed={seed}",
+            f"--init_from={base_job(task, strength, options).out} --max_iters={n} --eval_interval={n}",
+            flags, options.flags,
+        )  # fmt: skip
+        jobs[task, strength, name, seed] = Job(f"{options.out}/{task}-{strength}-positive-{name}-{seed}", command)
     return jobs
 
 
-def by_method(results, methods):
+def by_method(results):
     """Sort the gains of finished runs -> {method: [(n, 2) of each task and base]}. Tasks and bases without any run are
     left out, and then methods that lack one."""
     cells = sorted({key[:2] for key in results})
+    found = {name: [gains_of(results, (*cell, name)) for cell in cells] for name in METHODS}
+    return {name: gains for name, gains in found.items() if cells and all(map(len, gains))}
 
-    def of(name, cell):
-        return [r.after - r.before for key, r in results.items() if key[:2] == cell and key[2] == name]
 
-    found = {name: [np.array(of(name, cell)) for cell in cells] for name in methods}
-    return {name: gains for name, gains in found.items() if cells and all(len(g) for g in gains)}
+def gains_of(results, cell):
+    """Return the points gained (n, 2), greedy and sampled, of the results whose keys begin with a cell."""
+    return np.array([r.after - r.before for key, r in results.items() if key[: len(cell)] == cell])
+
+
+def finish(jobs, options):
+    """Run the jobs {key: Job} that are not finished, and say how many are there -> {key: Result}."""
+    run_all(list(jobs.values()), options)
+    results = results_of(jobs, options)
+    print(f"{len(results)} of {len(jobs)} runs are there; the same command goes on")
+    return results
 
 
 def compare(options, table):
     """every estimator in GRPO at equal forward passes: three tasks, three bases, many seeds, with intervals"""
-    tasks, methods = chosen(options.tasks, TASKS, "tasks"), chosen(options.methods, METHODS, "methods")
-    at_start = strengths(options.bases)
-    jobs = compare_jobs(tasks, at_start, methods, options)
-    kept = recorded(options)
+    jobs, kept = compare_jobs(options), recorded(options)
     unfinished = {key[:2] for key, job in jobs.items() if record_key(job, options) not in kept}
     run_all([base_job(*cell, options) for cell in sorted(unfinished)], options)
-    run_all(list(jobs.values()), options)
-    results = results_of(jobs, options)
-    print(f"{len(results)} of {len(jobs)} runs are there; the same command goes on")
-    gains = by_method(results, methods)
-    cells = sorted({key[:2] for key in results})
+    results = finish(jobs, options)
+    gains, cells = by_method(results), sorted({key[:2] for key in results})
     for cell in cells:
         before = [r.before for key, r in results.items() if key[:2] == cell]
         greedy, sampled = np.mean(before, 0)  # of one base, or of as many as the machines that trained them
         print(f"{cell[0]} from {greedy:.1f}% greedy, {sampled:.1f}% sampled: {len(before)} runs")
     for i, how in enumerate(("greedy", "sampled")):
-        print(f"\n{how}: points gained, interquartile mean and 95% interval; chance to gain more than coupled_elbo; "
-              "share of runs that gain more than 0, 5 and 10\n")  # fmt: skip
+        print(f"\n{how}: points gained, interquartile mean and 95% interval; chance to gain more than coupled_elbo\n")
         rows, reference = [], gains.get("coupled_elbo")
         for name, runs_of in gains.items():
             scores = [g[:, i] for g in runs_of]
@@ -350,10 +328,8 @@ def compare(options, table):
             if reference is not None and name != "coupled_elbo":
                 chance, low, high = chance_with_interval(scores, [g[:, i] for g in reference])
                 row[-1] = f"{chance:.2f} ({span(low, high, '.2f')})"
-            shares = (f"{share:.0%}" for share in profile(scores, np.array([0, 5, 10])))
-            of_each = (f"{interquartile_mean(of_cell):+.1f}" for of_cell in scores)
-            rows.append([name, *row, *shares, *of_each])
-        heads = ["method", "runs", "mean", "95% interval", "beats coupled_elbo", "> 0", "> 5", "> 10"]
+            rows.append([name, *row, *(f"{interquartile_mean(of_cell):+.1f}" for of_cell in scores)])
+        heads = ["method", "runs", "mean", "95% interval", "beats coupled_elbo"]
         table([*heads, *(f"{task} {strength}%" for task, strength in cells)], METHODS, rows)
     if options.picture and gains:
         picture(gains, options.picture)
@@ -469,7 +445,7 @@ def table_of_gains(head, names, cell, results, jobs, table):
     """Print the points gained with each of some settings, in a cell of the results {(*cell, name, seed): Result}."""
     rows = []
     for name in names:
-        gains = np.array([r.after - r.before for key, r in results.items() if key[:3] == (*cell, name)])
+        gains = gains_of(results, (*cell, name))
         if len(gains):
             n, each = flag_of(jobs[(*cell, name, 0)], "max_iters"), [f"{gain:+.1f}" for gain in gains[:, 1]]
             rows.append([name, n, *(f"{gain:+.1f}" for gain in gains.mean(0)), ", ".join(each)])
@@ -478,16 +454,12 @@ def table_of_gains(head, names, cell, results, jobs, table):
 
 def arms(options, table):
     """the sign of the advantages that learn, the number of completions scored, and the iterations, one at a time"""
-    tasks, seeds, jobs = chosen(options.tasks, LADDER_TASKS, "tasks"), range(options.seeds or 3), {}
-    for seed in seeds:
-        for task in tasks:
-            for paper, rate in ARM_RATES[task].items():
-                for arm in ARMS:
-                    jobs[task, rate, arm, seed] = arm_job(task, paper, arm, rate, seed, options)
+    tasks = chosen(options.tasks, LADDER_TASKS)
+    cells = [(task, *each) for task in tasks for each in ARM_RATES[task].items()]
+    jobs = {(task, rate, arm, seed): arm_job(task, paper, arm, rate, seed, options)
+            for seed in range(options.seeds) for task, paper, rate in cells for arm in ARMS}  # fmt: skip
     run_all([base_job(task, 30, options) for task in tasks], options)
-    run_all(list(jobs.values()), options)
-    results = results_of(jobs, options)
-    print(f"{len(results)} of {len(jobs)} runs are there; the same command goes on")
+    results = finish(jobs, options)
     for task, rate in dict.fromkeys(key[:2] for key in results):
         before = next(r.before for key, r in results.items() if key[:2] == (task, rate))
         print(f"\n{task} at a rate of {rate:g}; before: {before[0]:.1f}% greedy, {before[1]:.1f}% sampled\n")
@@ -496,27 +468,17 @@ def arms(options, table):
 
 def ladder(options, table):
     """from the settings of three papers to ours, one change after the other, at equal forward passes"""
-    tasks = chosen(options.tasks, LADDER_TASKS, "tasks")
-    seeds = range(options.seeds or 3)
-    tried = {
-        (task, paper, rate): ladder_job(task, paper, "as published", rate, 0, options)
-        for task in tasks for paper in PAPERS for rate in TRIED_RATES
-    }  # fmt: skip
-    run_all([base_job(task, 30, options) for task in tasks], options)
+    cells = list(itertools.product(chosen(options.tasks, LADDER_TASKS), PAPERS))
+    tried = {(*cell, rate): ladder_job(*cell, "as published", rate, 0, options)
+             for cell in cells for rate in TRIED_RATES}  # fmt: skip
+    run_all([base_job(task, 30, options) for task, _ in cells[:: len(PAPERS)]], options)
     run_all(list(tried.values()), options)
     reached = {key: r.reward for key, r in results_of(tried, options).items()}
-    jobs = {}
-    for seed in seeds:
-        for task in tasks:
-            for paper in PAPERS:
-                rates = [rate for rate in TRIED_RATES if (task, paper, rate) in reached]
-                if rates:
-                    best = max(rates, key=lambda rate: reached[task, paper, rate])
-                    for rung in RUNGS:
-                        jobs[task, paper, rung, seed] = ladder_job(task, paper, rung, best, seed, options)
-    run_all(list(jobs.values()), options)
-    results = results_of(jobs, options)
-    print(f"{len(results)} of {len(jobs)} runs are there; the same command goes on")
+    best = {cell: max((rate for rate in TRIED_RATES if (*cell, rate) in reached), default=None,
+                      key=lambda rate: reached[(*cell, rate)]) for cell in cells}  # fmt: skip
+    jobs = {(*cell, rung, seed): ladder_job(*cell, rung, best[cell], seed, options)
+            for seed in range(options.seeds) for cell in cells if best[cell] for rung in RUNGS}  # fmt: skip
+    results = finish(jobs, options)
     for task, paper in dict.fromkeys(key[:2] for key in results):
         rewards = {rate: f"{reached[task, paper, rate]:.3f}" for rate in TRIED_RATES if (task, paper, rate) in reached}
         rates = ", ".join(f"{reward} at {rate:g}" for rate, reward in rewards.items())

@@ -30,7 +30,6 @@ import numpy as np
 
 import config
 import data
-import diffusion
 import model
 import rl
 import sample as sampler
@@ -109,8 +108,8 @@ MASKS = {
 
 
 def numbers(options):
-    """this device beside the CPU; a float32 product; cuDNN's attention beside the plain one"""
-    for check in (device_and_cpu, float32_product, attention):
+    """this device beside the CPU; cuDNN's attention beside the plain one"""
+    for check in (device_and_cpu, attention):
         yield from attempted(check.__name__.replace("_", " "), check(options))
 
 
@@ -138,18 +137,6 @@ def both_ways(attend, heads, mask):
         return attend(*heads, mask, heads[0].shape[-1] ** -0.5).astype(jnp.float32)
     out, back = jax.vjp(forward, *heads)
     return out, back(jnp.sin(10 * out))
-
-
-def float32_product(options):
-    """Measure how exact a float32 product is at the default precision, that of all runs in float32."""
-    n = sized(options, 64, 2048)
-    a, b = (jax.random.normal(jax.random.key(i), (n, n)) for i in (0, 1))
-    usual = jnp.matmul(a, b)
-    with jax.default_matmul_precision("highest"):
-        exact = jnp.matmul(a, b)
-    error = distance(usual, exact)
-    yield Figure("float32 product at the default precision", error, "of the length",
-                 "TF32: other devices give other digits" if error > 1e-5 else "true float32")  # fmt: skip
 
 
 def reversed_digits():
@@ -283,8 +270,8 @@ def learn(options):
 # ---- step ------------------------------------------------------------------------------------------------------------
 
 # 1.06B parameters; texts, tokens of each. The twin knows no grouped heads.
-BILLION = dict(vocab_size=32768, mask_id=32767, n_layer=18, n_head=16, d_model=2048, d_ff=5632), 16, 1024
-BILLION_TINY = dict(vocab_size=512, mask_id=511, n_layer=9, n_head=2, d_model=32), 2, 32
+BILLION = dict(vocab_size=32768, mask_id=32767, eos_id=32766, n_layer=18, n_head=16, d_model=2048, d_ff=5632), 16, 1024
+BILLION_TINY = dict(vocab_size=512, mask_id=511, eos_id=510, n_layer=9, n_head=2, d_model=32), 2, 32
 
 
 def billion(options):
@@ -324,24 +311,12 @@ def step(options):
     square = jax.random.normal(jax.random.key(0), (n, n), jnp.bfloat16)
     yield (rate := product_rate(functools.partial(jax.jit(jnp.matmul), square, square), jax.block_until_ready, n,
                                 "bfloat16"))  # fmt: skip
-    tx, params = rl.optimizer(run)[0], random_params(run.model, "float32")
-    state = [params, jax.jit(tx.init)(params), None]
-    del params
-    shape = run.batch_size, run.max_new_tokens
-    tokens = jax.random.randint(jax.random.key(0), shape, 0, run.model.mask_id)
-    noise = jax.jit(functools.partial(diffusion.noise, cfg=run.model))
-    batch = functools.partial(noise, jax.random.key(1), data.Batch(tokens, jnp.ones(shape, bool), None))
+    one_step = bench.learner(run, random_params(run.model, "float32"))[2]  # which keeps none of these params
     begun = time.perf_counter()
-    update = rl.make_update(functools.partial(diffusion.loss, cfg=run.model), tx, run)
-    update = update.lower(*state, np.int32(0), batch()).compile()
-    compiling = time.perf_counter() - begun
-
-    def one_step():
-        *state[:], metrics = update(*state, np.int32(0), batch())
-        jax.block_until_ready(metrics)
-
+    one_step()
+    first = time.perf_counter() - begun
     ((_, seconds),) = bench.in_turns({"step": one_step}, sized(options, 1, 10))
-    yield step_figure("jax", run, seconds, rate.value, f"compiled in {compiling:.0f} s; {peak()}")
+    yield step_figure("jax", run, seconds, rate.value, f"first step in {first:.0f} s; {peak()}")
 
 
 # ---- the same in torch -----------------------------------------------------------------------------------------------
@@ -588,25 +563,17 @@ def iteration(options):
 BESIDE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 LARGE = BESIDE | {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}  # frees memory at once
 TORCH = {"JAX_PLATFORMS": "cpu", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # PyTorch has the card
-SAME = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 # What each process runs, and its environment.
 PARTS = {
     "numbers": (numbers, BESIDE), "ratios": (ratios, BESIDE), "resume": (resume, BESIDE), "learn": (learn, BESIDE),
     "sampling_first": (sampling, LARGE), "iteration_first": (iteration, LARGE),
     "step": (step, {}), "sampling": (sampling, {}), "iteration": (iteration, {}), "step_torch": (step_torch, TORCH),
-    "sampling_torch": (sampling_torch, TORCH), "resume_deterministic": (resume, SAME),
+    "sampling_torch": (sampling_torch, TORCH),
 }  # fmt: skip
 TOGETHER = [*PARTS][:6]
-# The seconds of what runs side by side, and of what runs alone. The last one has only what the others leave.
+# The seconds of what runs side by side, and of what runs alone.
 PHASES = ((TOGETHER, 300), (["step"], 70), (["sampling"], 60), (["iteration"], 70), (["step_torch"], 60),
-          (["sampling_torch"], 40), (["resume_deterministic"], 0))  # fmt: skip
-
-
-def needless(limit, parts):
-    """Return why runs need not be compared again in so many seconds, after these parts of the JSON; None: they must."""
-    figures = parts.get("resume", {}).get("figures")
-    equal = bool(figures) and not any("away" in figure["value"] for figure in figures)
-    return "no time left" if limit < 30 else "not needed" if equal else None
+          (["sampling_torch"], 40))  # fmt: skip
 
 
 def read_report(path):
@@ -654,7 +621,7 @@ def begin(name, options, folder):
     print(f"\n== {name}: {run.__doc__}", flush=True)
     command = [sys.executable, __file__, name, "--json", options.json, "--folder", folder, *["--tiny"] * options.toy]
     env = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"} | os.environ | more
-    env |= {key: f"{os.environ.get(key, '')} {more[key]}" for key in more if key == "XLA_FLAGS"}
+
     return subprocess.Popen(command, env=env, process_group=0, preexec_fn=die_with_parent)
 
 
@@ -704,10 +671,7 @@ def main(options):
             # A phase may also take what those before it left. With --tiny, a slow CPU is no reason to stop.
             allowed += seconds * sized(options, 5, 1) * bool(names)
             limit = begun + allowed - time.monotonic()
-            ended = run_parts(names, limit, options, folder)
-            if "resume_deterministic" in names and (reason := needless(limit, read_report(options.json)["parts"])):
-                ended = ((names[0], reason, 0),)
-            for name, how, after in ended:
+            for name, how, after in run_parts(names, limit, options, folder):
                 note_down(options.json, name, ended=how, seconds=round(after, 1))
                 print(f"== {name}: {how}, {after:.0f} s", flush=True)
     os.remove(f"{options.json}.lock")

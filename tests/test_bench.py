@@ -47,13 +47,25 @@ def here(monkeypatch, capsys):
     return main
 
 
-def test_a_flag_of_another_command_is_refused(here):
-    for words, message in (("train --seeds=3", "--seeds changes nothing in train, which takes --rounds, --quick, --to"),
-                           ("compare --quick", "--quick changes nothing in compare, which takes --tasks, --picture"),
-                           ("growth out/x", "'out/x' changes nothing in growth, which takes --rounds"),
-                           ("gpu --show", "--show changes nothing in gpu")):  # fmt: skip
-        with pytest.raises(SystemExit, match=f"^error: {message}"):
-            here(*words.split())
+def test_every_command_that_a_page_names_is_one(monkeypatch):
+    pages = [page.read_text() for page in pathlib.Path("docs").glob("*.md")]
+    named = [line.split("#")[0].split() for page in pages for line in re.findall(r"python tests/bench\.py (.*)", page)]
+    assert len(named) > 15
+    for words in named:
+        monkeypatch.setattr(sys, "argv", ["bench.py", *words])
+        assert bench.read_options().command == words[0]
+
+
+@pytest.mark.parametrize("words, message", [
+    ("train --seeds=3", "unrecognized arguments: --seeds=3"), ("growth out/x", "unrecognized arguments: out/x"),
+    ("train --rounds=0", "--rounds=0: expected at least 1"), ("truth --picture=x.gif", "ends in .png, .svg or .pdf"),
+    ("frontier --toy --tasks=chess", "--tasks=chess: there are sudoku_d1, countdown, countdown_block, code, long"),
+    ("compare --tasks=chess", "--tasks=chess: there is no 'chess', only sudoku, countdown, arith"),
+    ("order /nowhere", "/nowhere")])  # fmt: skip
+def test_a_mistake_is_one_sentence(here, capsys, words, message):
+    with pytest.raises(SystemExit) as e:
+        here(*words.split())
+    assert message in f"{e.value} {capsys.readouterr().err}"
 
 
 @pytest.mark.slow
@@ -62,7 +74,6 @@ def test_train_compares_a_model_with_the_same_model():
     who = ["jax"] + ["torch eager"] * bool(importlib.util.find_spec("torch"))
     assert all(float(rows[f"{name} {what}"][0]) > 0 for name in who for what in ("step", "gradient"))
     assert len(who) == 2 or out.count("PyTorch is not installed") == 1
-    assert rows["step"][1] == "100%"  # and its pieces before it
 
 
 @pytest.mark.slow
@@ -96,8 +107,6 @@ def test_order_is_a_table_of_orders_and_steps(tmp_path, here):
     _, rows = here("order", str(tmp_path), "--toy")
     assert rows["order"] == ["1"]
     assert all(rows[order] == ["0.0%"] for order in ("random", "confidence", "margin", "entropy", "left"))
-    _, rows = here("order", str(tmp_path), "--quick")
-    assert rows.pop("order") == ["16", "4", "1"] and {*rows} == {"----------", "random", "confidence", "left"}
 
 
 @pytest.mark.slow
@@ -119,10 +128,8 @@ def test_frontier_is_a_table_of_rules_and_caches_and_a_picture(tmp_path, here, m
     assert rows["sudoku_d1: threshold, blocks of 4, dual"][1] == "0.0%"
     assert (tmp_path / "new" / "frontier.png").read_bytes()[:4] == b"\x89PNG"
     out, rows = here("frontier", "--toy", "--tasks=sudoku_d1", f"--runs={tmp_path}", f"--picture={tmp_path}/runs.png")
-    assert rows[tmp_path.name] == ["-"] * 4 and out.count("AUP of each rule") == 1
+    assert rows[tmp_path.name][0].startswith("0.0%, ") and len(rows[tmp_path.name]) == 5
     assert (tmp_path / "runs.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku_d1, countdown, countdown_block, code, long"):
-        here("frontier", "--toy", "--tasks=chess")
 
 
 def test_a_frontier_is_summed_up_by_the_quickest_setting_that_is_as_often_right():
@@ -134,26 +141,18 @@ def test_a_frontier_is_summed_up_by_the_quickest_setting_that_is_as_often_right(
     assert [*bench.quickest(found | {"LLaDA's loop": [(1.0, 5.0, 0.9)]})][:3] == ["90.0%, 5/s", "-", "90.0%, 0.30, 7.0"]
 
 
-def test_aup_has_the_values_of_its_authors_own_function():
-    """d3LLM's AUP_leaderboard, on the GSM8K rows of its data_llada.yaml, and on a curve that falls too far."""
-    best = 74.98
-    assert bench.aup([(1.0, 74.1)], best) == pytest.approx(74.1)
-    assert bench.aup([(2.77, 74.68), (1.0, 74.79)], best) == pytest.approx(205.78111501189068)
-    assert bench.aup([(1.0, 74.02), (9.08, 73.1)], best) == pytest.approx(635.7169985033516)
-    assert bench.aup([(1, 70), (2, 72), (4, 66), (8, 40)], 80) == pytest.approx(213.10614663951935)
-
-
-def test_a_frontier_of_a_block_model_counts_the_steps_of_a_block():
+def test_a_frontier_of_a_block_model_counts_the_steps_of_a_block_and_words_are_counted_by_their_place():
     curves = bench.ways(11, False, 4)
     assert [how["steps"] for _, how in curves["quota"]] == [4, 2, 1]
     assert {how["cache"] for way, curve in curves.items() for _, how in curve if way != "quota, none"} == {"prefix"}
+    assert bench.right_words(["", "", ""], ["1 2 3", "1 3", ""], ["1 2 3", "1 2 3", "1"]) == [1, 1 / 3, 0]
 
 
 @pytest.mark.slow
 def test_truth_is_a_table_of_gradients_beside_the_exact_one_and_a_picture(tmp_path, here):
-    _, rows = here("truth", "--quick", f"--picture={tmp_path}/truth.png")
-    assert rows["trace"][1:3] == ["1.000", "0.000"] and float(rows["one_step"][2]) > 0.4
-    assert rows["elbo"][0] == "3" and float(rows["elbo"][3]) > float(rows["trace"][3])
+    _, rows = here("truth", "--toy", f"--picture={tmp_path}/truth.png")
+    assert rows["one_step"] == ["1", "0.805", "0.240"]  # as in docs/estimators.md: there is one way to mask everything
+    assert rows["trace"][:2] == ["3", "1.000"] and float(rows["strata"][1]) < 0.9
     assert (tmp_path / "truth.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -180,15 +179,6 @@ def test_grpo_compares_an_iteration_with_one_that_has_the_same_loss_and_gradient
     assert number("iteration", 2) == pytest.approx(number("iteration", 1) / number("iteration", 0), rel=0.1)
 
 
-def test_words_that_are_right_are_counted_by_their_place():
-    assert bench.right_words(["", "", ""], ["1 2 3", "1 3", ""], ["1 2 3", "1 2 3", "1"]) == [1, 1 / 3, 0]
-
-
-def test_order_of_no_run_is_one_sentence(tmp_path, here):
-    with pytest.raises(SystemExit, match="^error: .* holds no model.*$"):
-        here("order", str(tmp_path))
-
-
 @pytest.mark.slow
 def test_gpu_has_figures_of_every_part_in_one_json_and_one_table(tmp_path):
     run = subprocess.run([sys.executable, "tests/bench.py", "gpu", "--tiny", f"--json={tmp_path}/gpu.json"],
@@ -201,8 +191,7 @@ def test_gpu_has_figures_of_every_part_in_one_json_and_one_table(tmp_path):
         if "torch" in name and not importlib.util.find_spec("torch"):
             assert "PyTorch is not installed" in rows[f"**{name}**"][1]
             continue
-        assert part["ended"] == ("not needed" if name == "resume_deterministic" else "whole"), run.stderr
-        assert part["figures"] or part["ended"] == "not needed"
+        assert part["ended"] == "whole" and part["figures"], run.stderr
         assert all(figure["holds"] is not False and figure["name"] in rows for figure in part["figures"]), part
     assert "only the form" in run.stdout and "no cuDNN on a CPU" in run.stdout and "no GPU here" in run.stdout
 

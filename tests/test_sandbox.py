@@ -97,7 +97,8 @@ def eventually(condition, seconds=5):
 
 def scratch(family, trainer):
     """The folders that these processes of a trainer left behind; those of others come and go."""
-    return [n for n in os.listdir("/tmp") if n.startswith(tuple(f"sandbox-{trainer}-{pid}-" for pid in family))]
+    mine = tuple(f"sandbox-{trainer}-{pid}-" for pid in family)
+    return [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(mine)]
 
 
 def altered(tmp_path, *changes):
@@ -124,34 +125,115 @@ def test_right_answers_pass_and_wrong_ones_fail(box):
 
 
 def test_verdicts_come_in_the_order_of_the_jobs(box):
-    jobs = [(f"def f(): return {i}", [f"assert f() == {i // 2 * 2}"], "f") for i in range(40)]
-    assert [v["passed"][0] for v in box.run(jobs)] == [i % 2 == 0 for i in range(40)]
-
-
-def test_no_jobs_and_no_tests_are_no_verdicts(box):
-    assert box.run([]) == []
-    assert one(box, ADD, [])["passed"] == []
-
-
-def test_state_lives_within_a_completion_and_not_beyond(box):
-    count = "n = 0\ndef hit():\n    global n; n += 1; return n"
-    for _ in range(5):
-        assert one(box, count, ["assert hit() == 1", "assert hit() == 2 and n == 2"], "hit")["passed"] == [True, True]
-
-
-def test_a_check_function_is_one_test(box):
-    check = "import math\ndef check(candidate):\n    assert candidate(1, 2) == math.gcd(3, {})\ncheck(add)"
-    assert one(box, ADD, [check.format(6), check.format(7)], "add")["passed"] == [True, False]
-
-
-def test_a_builtin_is_the_judges_unless_it_is_the_function_asked_for(box):
-    lie = "def max(xs): return 7\ndef abs(x): return 0\ndef f(): return [3, -4]"
-    assert one(box, lie, ["assert max(f()) == 3", "assert abs(f()[1]) == 4"], "f")["passed"] == [True, True]
-    assert one(box, lie, ["assert max([1]) == 7"], "max")["passed"] == [True]
-    assert "name 'max' is not defined" in one(box, "x = 1", ["assert max([1]) == 1"], "max")["error"]
+    jobs = [(f"def f(): return {i}", [f"assert f() == {i // 2 * 2}"], "f") for i in range(16)]
+    assert [v["passed"][0] for v in box.run(jobs)] == [i % 2 == 0 for i in range(16)]
+    assert box.run([]) == [] and one(box, ADD, [])["passed"] == []
 
 
 STAR = "from solution import *\n"
+LIE = "def max(xs): return 7\ndef abs(x): return 0\ndef f(): return [3, -4]"
+CLOSE = "class math:\n    @staticmethod\n    def isclose(*a): return True\ndef root(x): return 0.0"
+CHECK = "import math\ndef check(candidate):\n    assert candidate(1, 2) == math.gcd(3, {})\ncheck(add)"
+REFUSING = """
+import gc
+peer = next(x for x in gc.get_objects() if type(x).__name__ == 'Peer' and 'names' in x.ops)
+def refuse(wanted): raise KeyError(wanted)
+peer.ops['names'] = refuse"""
+TELLTALE = """
+def f(m):
+    for change in ("m.assert_called_once_with = len", "m.reset_mock()", "m.return_value = 3", "m.call_count = 1", "m.mock_calls",
+                   "m._mock_parent", "m.go.assert_called_once_with = len", "setattr(m, 'go', len)", "m.method_calls"):
+        try: exec(change)
+        except AttributeError: continue
+        return change
+    m.go(2)"""
+MOCK = "from unittest.mock import {0}\nm = {0}()\nassert f(m) is None\nm.go.assert_called_once_with({1})"
+SHADOW = """
+def f(n):
+    n.x = n.size = 3
+    for name in ('ok', 'fine', 'good'):
+        try: setattr(n, name, lambda: True)
+        except AttributeError: pass"""
+NODE = """
+class Node:
+    size = 0
+    def __init__(self): self.x = 1
+    def ok(self): return self.x == 2
+    @staticmethod
+    def fine(): return False
+    @classmethod
+    def good(cls): return False
+n = Node()
+f(n)
+assert n.{}"""
+FIND = """
+import importlib
+def {}():
+    names = []
+    for name in ("channel", "walls", "sandbox", "config", "model"):
+        try: names.append(importlib.import_module(name).__name__)
+        except ImportError: pass
+    return names"""
+STOPS = "class S(StopIteration): pass\ndef f(x): raise StopIteration\ndef g(x): raise StopAsyncIteration\ndef s(x): raise S"
+OWN_FILE = """
+import os, tempfile
+with tempfile.NamedTemporaryFile('w+') as f:
+    f.write(str(f_of(3))); f.seek(0)
+    assert f.read() == '4' and os.path.dirname(f.name) == os.environ['TMPDIR']"""
+REFUSED = "try: {}\nexcept PermissionError: pass\nelse: assert 0"
+SHOWN = {"a b\nc": True, "a b  \r\nc\n\n": True, " a b\nc": False, "a  b\nc": False, "a b\n\nc": False}
+prints = lambda *cases: [{"input": i, "output": o} for i, o in cases]
+SCORED = {  # code, tests, entry, what passes; and where not everything does, words of the error
+    "state lives within a completion and not beyond": (
+        "n = 0\ndef hit():\n    global n; n += 1; return n", ["assert hit() == 1", "assert hit() == 2 and n == 2"], "hit", [1, 1]),
+    "a check function is one test": (ADD, [CHECK.format(6), CHECK.format(7)], "add", [1, 0]),
+    "a builtin is the judge's": (LIE, ["assert max(f()) == 3", "assert abs(f()[1]) == 4"], "f", [1, 1]),
+    "unless it is the function asked for": (LIE, ["assert max([1]) == 7"], "max", [1]),
+    "which has to be there": ("x = 1", ["assert max([1]) == 1"], "max", [0], "name 'max' is not defined"),
+    "a candidate that answers for its line gets no builtin": (REFUSING, ["assert max([1, 2]) == 2"], "max", [0]),
+    "a star import brings what is defined": (
+        "from math import floor\ndef f(x): return floor(x)\nclass Box: size = 3\ndef sum(xs): return 7",
+        [STAR + "assert f(2.5) == 2 and Box().size == 3 and floor(3.5) == 3", STAR + "assert eval('f(1)') == 1 and 'Box' in globals()"],
+        "f", [1, 1]),
+    "and the function asked for": ("def sum(xs): return 7", [STAR + "assert sum([1]) == 7"], "sum", [1]),
+    "a module is the judge's": (CLOSE, ["assert math.isclose(root(4), 2)", "assert not math.isclose(root(4), 2)"], "", [0, 1]),
+    "a test that breaks": (ADD, ["assert add(1, 2) ==", "exit()", "assert nothing(1)", "import sys; sys.exit(0)", "raise KeyboardInterrupt",
+                                 "assert add(1, 2) == 3"], "add", [0, 0, 0, 0, 0, 1], "SyntaxError"),
+    "a program reads and prints": ("import sys\nn = int(input())\nprint(sum(map(int, sys.stdin.read().split())) * n)",
+                                   prints(("2\n1 2\n3", "12"), ("0\n", "0  \n\n"), ("1\n1", "2")), "", [1, 1, 0]),
+    "every input meets a fresh process": ("import builtins\nbuiltins.n = getattr(builtins, 'n', 0) + 1\nprint(n)",
+                                          prints(*[("", "1")] * 3), "", [1, 1, 1]),
+    "white space at the end of lines is ignored": ("print('a b\\t')\nprint('c')\nprint()", prints(*(("", text) for text in SHOWN)), "",
+                                                   list(SHOWN.values())),
+    "a stop of iteration comes from iterators only": (
+        STOPS, ["assert [*map(f, [1, 2])] is not None", "assert all(x == 3 for x in map(f, [1]))", "for x in map(f, [1]): assert x == 3",
+                "assert list(zip(map(f, [1]), [3])) == []", "import asyncio\nassert [*map(g, [1])] == []", "assert [*map(s, [1])] == []"],
+        "", [0] * 6, "RuntimeError: StopIteration from what is no iterator"),
+    "as of this one": ("def f(n): yield from range(n)", ["assert list(f(3)) == [0, 1, 2]"], "", [1]),
+    "a mock tells its test only": (TELLTALE, [MOCK.format(kind, n) for kind in ("Mock", "MagicMock") for n in (2, 3)], "", [1, 0, 1, 0]),
+    "no method of a test's class is shadowed": (
+        SHADOW, [NODE.format(x) for x in ("ok()", "fine()", "good()", "size == n.x == 3")], "", [0, 0, 0, 1]),
+    "a seed of the candidate is its own": (
+        "import random\ndef f(): random.seed(1); return random.random()",
+        ["import random\nrandom.seed(5)\na = random.random()\nrandom.seed(5)\nf()\nassert random.random() == a"], "", [1]),
+    "the sandbox's files are in nobody's way": (
+        FIND.format("found"), [FIND.format("found_here") + "\nassert found() == found_here() == []"], "", [1]),
+    "memory is limited": ("def f(n):\n    try: return len(bytearray(n))\n    except MemoryError: return -1",
+                          ["assert f(100 << 20) == 100 << 20", "assert f(1 << 30) == -1"], "", [1, 1]),
+    "a test may write to a folder of its own": ("def f_of(x): return x + 1", [OWN_FILE], "", [1]),
+    "a test that passes open or unpickles hands over no file": (
+        "def f(do): return do('/etc/passwd').read()\ndef g(): return b\"cos\\nmkdir\\n(S'/tmp/sandbox_test'\\ntR.\"",
+        [REFUSED.format("f(open)"), "import pickle\n" + REFUSED.format("pickle.loads(g())")], "", [1, 1])}
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_a_verdict_is_right_every_time(box, name):
+    code, tests, entry, passed, *error = SCORED[name]
+    for verdict in box.run([(code, tests, entry)] * 2):
+        assert verdict["passed"] == passed and [*error, ""][0] in verdict["error"], verdict
+    assert not os.path.exists("/tmp/sandbox_test")
+
+
 FORGED = """
 import gc
 peer = next(x for x in gc.get_objects() if type(x).__name__ == 'Peer' and 'names' in x.ops)
@@ -177,30 +259,10 @@ def test_a_star_import_gives_no_name_of_the_test_away(box, lie, test):
     assert verdict["passed"] == [False, True], verdict
 
 
-def test_a_star_import_brings_what_the_completion_defines(box):
-    code = "from math import floor\ndef f(x): return floor(x)\nclass Box: size = 3\ndef sum(xs): return 7"
-    tests = [STAR + "assert f(2.5) == 2 and Box().size == 3 and floor(3.5) == 3", STAR + "assert eval('f(1)') == 1 and 'Box' in globals()"]
-    assert one(box, code, tests, "f")["error"] == ""
-    assert one(box, code, [STAR + "assert sum([1]) == 7"], "sum")["error"] == ""
-
-
-def test_a_module_is_the_judges_where_a_test_uses_it_as_one(box):
-    lie = "class math:\n    @staticmethod\n    def isclose(*a): return True\ndef root(x): return 0.0"
-    tests = ["assert math.isclose(root(4), 2)", "assert not math.isclose(root(4), 2)"]
-    assert one(box, lie, tests)["passed"] == [False, True]
-
-
 def test_errors_are_one_short_line_of_ascii(box):
     for code in ("def f(): raise ValueError('é\\n' * 999 + '\\ud800')", "é = 1 +", "raise ValueError('x\\ny' * 500)", "raise ValueError('\\x1b[2J')"):
         error = one(box, code, ["f()"])["error"]
         assert 0 < len(error) <= 300 and error.isascii() and error.isprintable()
-
-
-def test_a_test_that_breaks_is_a_named_failure(box):
-    broken = ["assert add(1, 2) ==", "exit()", "assert nothing(1)", "import sys; sys.exit(0)",
-              "raise KeyboardInterrupt"]
-    verdict = one(box, ADD, [*broken, "assert add(1, 2) == 3"], "add")
-    assert verdict["passed"] == [False] * 5 + [True] and "SyntaxError" in verdict["error"]
 
 
 def test_a_test_that_loops_costs_its_time_and_no_more(brief):
@@ -208,23 +270,6 @@ def test_a_test_that_loops_costs_its_time_and_no_more(brief):
     verdict = one(brief, "def f(): return 10 ** 18", ["assert sum(range(f())) == 0", "assert f()"])
     assert verdict["passed"] == [False, False] and "out of time" in verdict["error"] and time.time() - start < 20
     assert one(brief, ADD, RIGHT)["passed"] == [True, True]
-
-
-def test_programs_read_input_and_print_output(box):
-    code = "import sys\nn = int(input())\nprint(sum(map(int, sys.stdin.read().split())) * n)"
-    tests = [{"input": i, "output": o} for i, o in [("2\n1 2\n3", "12"), ("0\n", "0  \n\n"), ("1\n1", "2")]]
-    assert one(box, code, tests)["passed"] == [True, True, False]
-
-
-def test_every_input_meets_a_fresh_process(box):
-    code = "import builtins\nbuiltins.n = getattr(builtins, 'n', 0) + 1\nprint(n)"
-    assert one(box, code, [{"input": "", "output": "1"}] * 3)["passed"] == [True] * 3
-
-
-def test_white_space_at_the_end_of_lines_is_ignored_and_nothing_else(box):
-    shown = {"a b\nc": True, "a b  \r\nc\n\n": True, " a b\nc": False, "a  b\nc": False, "a b\n\nc": False}
-    tests = [{"input": "", "output": text} for text in shown]
-    assert one(box, "print('a b\\t')\nprint('c')\nprint()", tests)["passed"] == list(shown.values())
 
 
 def test_a_program_that_fails_says_why(box, brief):
@@ -239,7 +284,7 @@ def test_a_program_that_fails_says_why(box, brief):
 
 def test_the_same_code_gives_the_same_verdict_in_every_worker(box):
     code = "import random\ndef f(): return random.random(), hash('x'), list({'a', 'b', 'c', 'd'})"
-    verdicts = box.run([(code, ["assert 0, f()"], "f")] * 40)
+    verdicts = box.run([(code, ["assert 0, f()"], "f")] * 12)
     assert len({v["error"] for v in verdicts}) == 1
 
 
@@ -290,27 +335,22 @@ YES = """
 BASES = "", "(list)", "(dict)", "(set)", "(tuple)", "(int)", "(float)", "(str)"
 WANTED = ["f() == {}", "{} == f()", "{} in f()", "not f() != {}", "f() in [{}]", "[f()] == [{}]", "(f(),) == ({},)", "{{1: f()}} == {{1: {}}}",
           "Yes() == {}", "not Yes() != {}", "{} == Yes()", "[Yes()] == [{}]", "Yes() in ({},)"]
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_a_class_that_says_yes_earns_nothing_by_extending_a_plain_one(box, base):
-    wanted = repr({"(list)": [3], "(dict)": {3: 3}, "(set)": {3}, "(tuple)": (3,), "(str)": "3"}.get(base, 3))
-    code = textwrap.dedent(YES.format(name="Yes", base=base, zero=0))
-    verdict = one(box, code, [f"assert {w.format(wanted)}" for w in WANTED])
-    assert verdict["passed"] == [False] * len(WANTED)
+DIFFERENCES = [
+    "abs(f() - 3) < 1", "abs(3 - f()) < 1", "not (f() - 3)", "abs(Yes() - 3) < 1", "abs(3 - Yes()) < 1", "Yes() - 3 == 0", "sum([f(), -3]) == 0",
+    "round(f() - 3, 2) == 0", "float(f()) == 3", "int(f()) == 3", "f() > 2", "-1 < float(Yes() - 3) < 1", "round(Yes() - 3) == 0",
+    "len(Yes() - 3) == 0", "not (Yes() - 3 - Yes())"]
 
 
 @pytest.mark.parametrize("zero, base", [*(("0", base) for base in BASES), ("{name}()", ""), ("self", "(int)"), ("self", "(list)")])
-def test_a_difference_from_a_plain_value_is_not_the_objects_to_make(box, zero, base):
+def test_a_class_that_says_yes_earns_nothing_by_extending_a_plain_one_nor_by_a_difference(box, zero, base):
     code = textwrap.dedent(YES.format(name="Yes", base=base, zero=zero.format(name="Yes")))
-    tests = ["abs(f() - 3) < 1", "abs(3 - f()) < 1", "not (f() - 3)", "abs(Yes() - 3) < 1", "abs(3 - Yes()) < 1",
-             "Yes() - 3 == 0", "sum([f(), -3]) == 0", "round(f() - 3, 2) == 0", "float(f()) == 3", "int(f()) == 3", "f() > 2",
-             "-1 < float(Yes() - 3) < 1", "round(Yes() - 3) == 0", "len(Yes() - 3) == 0", "not (Yes() - 3 - Yes())"]
+    wanted = repr({"(list)": [3], "(dict)": {3: 3}, "(set)": {3}, "(tuple)": (3,), "(str)": "3"}.get(base, 3))
+    tests = [*(w.format(wanted) for w in WANTED), *DIFFERENCES]
     verdict = one(box, code, [f"assert {t}" for t in tests])
-    assert verdict["passed"] == [False] * len(tests), verdict["passed"]
+    assert verdict["passed"] == [False] * len(tests), [t for t, passed in zip(tests, verdict["passed"], strict=True) if passed]
 
 
-@pytest.mark.parametrize("test", [
+SWALLOWED = [
     "with Yes(): assert f() == 3", "with Yes():\n    r = f() + 1\n    assert r == 4",
     "with Yes(): assert bad() == 3", "with Yes():\n    x = None + bad()", "with Yes():\n    if f() + 0 != 3: raise ValueError",
     "def check(f): assert f() + 1 == 4\nwith Yes(): check(f)", "with Yes(), Yes(): assert 3 == f()",
@@ -320,19 +360,12 @@ def test_a_difference_from_a_plain_value_is_not_the_objects_to_make(box, zero, b
     "with Yes():\n    while f() != 3:\n        raise KeyError(3)",
     "import asyncio\nasync def main():\n    async with Yes(): assert f() == 3\nasyncio.run(main())",
     "import contextlib\nwith contextlib.ExitStack() as s:\n    s.enter_context(Yes())\n    assert f() == 3",
-    "int = f\nwith Yes(): int() + 1; assert 0"])
-def test_a_context_manager_of_the_candidate_swallows_no_failure(box, test):
+    "int = f\nwith Yes(): int() + 1; assert 0"]
+
+
+def test_a_context_manager_of_the_candidate_swallows_no_failure(box):
     code = textwrap.dedent(YES.format(name="Yes", base="", zero=0)) + "\ndef bad(): raise ValueError"
-    assert one(box, code, [test])["passed"] == [False]
-
-
-def test_a_stop_of_iteration_comes_from_iterators_only(box):
-    tests = ["assert [*map(f, [1, 2])] is not None", "assert all(x == 3 for x in map(f, [1]))", "for x in map(f, [1]): assert x == 3",
-             "assert list(zip(map(f, [1]), [3])) == []", "import asyncio\nassert [*map(g, [1])] == []", "assert [*map(s, [1])] == []"]
-    code = "class S(StopIteration): pass\ndef f(x): raise StopIteration\ndef g(x): raise StopAsyncIteration\ndef s(x): raise S"
-    verdict = one(box, code, tests)
-    assert verdict["passed"] == [False] * len(tests) and "RuntimeError: StopIteration from what is no iterator" in verdict["error"]
-    assert one(box, "def f(n): yield from range(n)", ["assert list(f(3)) == [0, 1, 2]"])["passed"] == [True]
+    assert one(box, code, SWALLOWED)["passed"] == [False] * len(SWALLOWED)
 
 
 def test_a_test_that_is_skipped_or_left_is_not_passed(box):
@@ -347,18 +380,19 @@ def test_a_test_that_is_skipped_or_left_is_not_passed(box):
     assert one(box, code.format("SystemExit(4)"), [exits, "assert f() == 3"])["passed"] == [False, False]
 
 
-@pytest.mark.parametrize("test", [
+ONLY_DEFINED = [
     "def test_f(): assert f() == 3", "def check(candidate): assert candidate() == 3", "async def test_f(): assert f() == 3",
-    "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(), 3)",
-    "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(), 3)\nunittest.main()",
-    "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(), 3)\n"
-    "if __name__ == '__main__': unittest.main()"])
-def test_what_a_test_only_defines_is_run(box, test):
-    assert one(box, "def f(): return 3", [test], "f")["passed"] == [True]
-    assert one(box, "def f(): return 4\ndef load_tests(*a): return a[1]", [test], "f")["passed"] == [False]
+    *("import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(), 3)" + end for end in (
+        "", "\nunittest.main()", "\nif __name__ == '__main__': unittest.main()"))]
 
 
-@pytest.mark.parametrize("test", [
+def test_what_a_test_only_defines_is_run(box):
+    assert one(box, "def f(): return 3", ONLY_DEFINED, "f")["passed"] == [True] * len(ONLY_DEFINED)
+    wrong = "def f(): return 4\ndef load_tests(*a): return a[1]"
+    assert one(box, wrong, ONLY_DEFINED, "f")["passed"] == [False] * len(ONLY_DEFINED)
+
+
+FOR_PYTEST = [
     "def test_f():\n    with pytest.raises(ValueError): f()", "def test_f():\n    with pytest.raises(KeyError, match='x'): g()",
     "def test_f():\n    with pytest.raises(ValueError): g()", "def test_f(): pytest.raises(ValueError, f)", "def test_f(): pytest.skip('x')",
     "@pytest.mark.skip\ndef test_f(): assert f() == 2", "def test_f(): pytest.fail()", "def test_f(): assert f() == pytest.approx(3)",
@@ -366,44 +400,14 @@ def test_what_a_test_only_defines_is_run(box, test):
     "def test_f(missing): assert f() == 2", "class TestF:\n    def test_f(self): assert f() == 3",
     "def test_f(): assert y() == pytest.approx(3)", "def test_f(): assert pytest.approx(3) == Yes()", "def test_f(): assert [Y()] == pytest.approx([3.0])",
     "def test_f(): assert not y() != pytest.approx(3)", "def test_f(): assert float('nan') == pytest.approx(float('nan'))",
-    "def test_f(): assert {'a': f()} == pytest.approx({'a': 2, 'b': 3})", "@pytest.fixture\ndef n(): return 3\ndef test_f(n): assert f() == n"])
-def test_a_test_for_pytest_that_fails_there_fails_here(box, test):
+    "def test_f(): assert {'a': f()} == pytest.approx({'a': 2, 'b': 3})", "@pytest.fixture\ndef n(): return 3\ndef test_f(n): assert f() == n"]
+
+
+def test_a_test_for_pytest_that_fails_there_fails_here(box):
     code = textwrap.dedent(YES.format(name="Yes", base="", zero=0)).replace("def f(*a)", "def y()")
     code += "\nclass Y(Yes, float): pass\ndef f(): return 2\ndef g(): raise KeyError(1)\nclass pytest: raises = approx = staticmethod(lambda *a: 2)"
-    assert one(box, code, ["import pytest\n" + test, "assert f() == 2"], "f")["passed"] == [False, True]
-
-
-def test_a_mock_tells_its_test_only(box):
-    code = """
-        def f(m):
-            for change in ("m.assert_called_once_with = len", "m.reset_mock()", "m.return_value = 3", "m.call_count = 1", "m.mock_calls",
-                           "m._mock_parent", "m.go.assert_called_once_with = len", "setattr(m, 'go', len)", "m.method_calls"):
-                try: exec(change)
-                except AttributeError: continue
-                return change
-            m.go(2)"""
-    test = "from unittest.mock import {0}\nm = {0}()\nassert f(m) is None\nm.go.assert_called_once_with({1})"
-    verdict = one(box, textwrap.dedent(code), [test.format(kind, n) for kind in ("Mock", "MagicMock") for n in (2, 3)])
-    assert verdict["passed"] == [True, False, True, False], verdict["error"]
-
-
-def test_a_candidate_shadows_no_method_of_a_tests_class(box):
-    test = """
-        class Node:
-            size = 0
-            def __init__(self): self.x = 1
-            def ok(self): return self.x == 2
-            @staticmethod
-            def fine(): return False
-            @classmethod
-            def good(cls): return False
-        n = Node()
-        f(n)
-        assert n.{}"""
-    code = "def f(n):\n    n.x = n.size = 3\n    for name in ('ok', 'fine', 'good'):\n        try: setattr(n, name, lambda: True)\n"
-    code += "        except AttributeError: pass"
-    verdict = one(box, code, [textwrap.dedent(test).format(x) for x in ("ok()", "fine()", "good()", "size == n.x == 3")])
-    assert verdict["passed"] == [False, False, False, True], verdict["error"]
+    tests = [*("import pytest\n" + test for test in FOR_PYTEST), "assert f() == 2"]
+    assert one(box, code, tests, "f")["passed"] == [False] * len(FOR_PYTEST) + [True]
 
 
 def test_what_a_test_replaces_is_as_it_was_for_the_next(box):
@@ -418,35 +422,6 @@ def test_what_a_test_replaces_is_as_it_was_for_the_next(box):
     assert one(box, code, dirty[1:])["passed"] == [True]
 
 
-def test_a_seed_of_the_test_is_the_candidates_but_not_the_other_way_round(box):
-    test = "import random\nrandom.seed(5)\na = random.random()\nrandom.seed(5)\nf()\nassert random.random() == a"
-    assert one(box, "import random\ndef f(): random.seed(1); return random.random()", [test])["passed"] == [True]
-
-
-def test_a_candidate_that_answers_for_its_line_gets_no_builtin_of_the_judge(box):
-    code = """
-        import gc
-        peer = next(x for x in gc.get_objects() if type(x).__name__ == 'Peer' and 'names' in x.ops)
-        def refuse(wanted): raise KeyError(wanted)
-        peer.ops['names'] = refuse"""
-    verdict = one(box, textwrap.dedent(code), ["assert max([1, 2]) == 2"], "max")
-    assert verdict["passed"] == [False]
-
-
-def test_the_files_of_the_sandbox_are_in_nobodys_way(box):
-    code = """
-        import importlib
-        def found():
-            names = []
-            for name in ("channel", "walls", "sandbox", "config", "model"):
-                try: names.append(importlib.import_module(name).__name__)
-                except ImportError: pass
-            return names"""
-    code = textwrap.dedent(code)
-    test = code.replace("found", "found_here") + "\nassert found() == found_here() == []"
-    assert one(box, code, [test])["error"] == ""
-
-
 # ---- limits ----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_loop_costs_its_own_time_only():
@@ -457,11 +432,6 @@ def test_a_loop_costs_its_own_time_only():
         assert time.time() - start < 6, "eight that take 1 s each, on eight workers, should overlap"
         verdicts = box.run([(LOOP if i == 8 else ADD, RIGHT, "add") for i in range(16)])
         assert [all(v["passed"]) for v in verdicts] == [i != 8 for i in range(16)]
-
-
-def test_memory_is_limited(box):
-    grab = "def f(n):\n    try: return len(bytearray(n))\n    except MemoryError: return -1"
-    assert one(box, grab, ["assert f(100 << 20) == 100 << 20", "assert f(1 << 30) == -1"])["passed"] == [True, True]
 
 
 def test_an_answer_is_limited(box):
@@ -498,15 +468,12 @@ TRIES = """
     os.setuid(0) | os.chroot('/') | os.nice(1) | resource.prlimit(os.getppid(), resource.RLIMIT_CPU)"""
 
 
-@pytest.mark.parametrize("attempt", re.split(r" \| |\n", TRIES.strip()))
-def test_a_candidate_cannot(box, attempt):
-    code = f"""
-        import os, socket, resource
-        ROOT = {ROOT!r}
-        def f():
-            try: {attempt.strip()}
-            except (PermissionError, ZeroDivisionError): return 'refused'"""
-    assert one(box, textwrap.dedent(code), ["assert f() == 'refused', f()"])["error"] == ""
+def test_a_candidate_cannot(box):
+    attempts = [attempt.strip() for attempt in re.split(r" \| |\n", TRIES.strip())]
+    code = f"import os, socket, resource\nROOT = {ROOT!r}\n" + "".join(
+        f"def f{i}():\n    try: {attempt}\n    except (PermissionError, ZeroDivisionError): return 'refused'\n" for i, attempt in enumerate(attempts))
+    verdict = one(box, code, [f"assert f{i}() == 'refused', f{i}()" for i in range(len(attempts))])
+    assert verdict["error"] == "" and all(verdict["passed"]), [a for a, passed in zip(attempts, verdict["passed"], strict=True) if not passed]
 
 
 def test_a_candidate_does_not_read_packages_and_still_imports_the_library(box):
@@ -541,18 +508,12 @@ ANSWERS = """
     open('/proc/self/environ').read() | __import__('os').chmod('/tmp', 0o1777)"""
 
 
-@pytest.mark.parametrize("answer", re.split(r" \| |\n", ANSWERS.strip()))
-def test_a_test_that_evaluates_an_answer_hands_over_the_judge_and_not_the_machine(box, answer):
-    code, test = f"def f(): return {answer.strip()!r}", "try: eval(f())\nexcept PermissionError: pass\nelse: assert 0"
-    assert one(box, code, [test])["error"] == ""
+def test_a_test_that_evaluates_an_answer_hands_over_the_judge_and_not_the_machine(box):
+    answers = [answer.strip() for answer in re.split(r" \| |\n", ANSWERS.strip())]
+    tests = [REFUSED.format(f"eval(f({i}))") for i in range(len(answers))]
+    verdict = one(box, f"def f(i): return {answers!r}[i]", tests)
+    assert verdict["error"] == "" and all(verdict["passed"]), [a for a, passed in zip(answers, verdict["passed"], strict=True) if not passed]
     assert not os.path.exists("/tmp/sandbox_test")
-
-
-def test_a_test_that_passes_open_or_unpickles_hands_over_no_file(box):
-    code = "def f(do): return do('/etc/passwd').read()\ndef g(): return b\"cos\\nmkdir\\n(S'/tmp/sandbox_test'\\ntR.\""
-    tests = ["try: f(open)\nexcept PermissionError: pass\nelse: assert 0",
-             "import pickle\ntry: pickle.loads(g())\nexcept PermissionError: pass\nelse: assert 0"]
-    assert one(box, code, tests)["error"] == "" and not os.path.exists("/tmp/sandbox_test")
 
 
 OBEYED = """
@@ -561,12 +522,13 @@ OBEYED = """
     __import__('ctypes').string_at(0)"""
 
 
-@pytest.mark.parametrize("answer", re.split(r" \| |\n", OBEYED.strip()))
-def test_a_judge_that_obeys_an_answer_costs_its_completion_and_no_other(capfd, answer):
-    jobs = [(ADD, RIGHT, "add"), (f"def f(): return {answer.strip()!r}", ["eval(f())", "1"], "f"), (ADD, RIGHT, "add")]
+def test_a_judge_that_obeys_an_answer_costs_its_completion_and_no_other(capfd):
+    answers = re.split(r" \| |\n", OBEYED.strip())
+    jobs = [(f"def f(): return {answer.strip()!r}", ["eval(f())", "1"], "f") for answer in answers]
     with Sandbox(workers=1, timeout=1) as box:
-        verdicts = box.run(jobs)
-        assert [v["passed"] for v in verdicts][::2] == [[True, True]] * 2 and not all(verdicts[1]["passed"])
+        verdicts = box.run([job for obeyed in jobs for job in (obeyed, (ADD, RIGHT, "add"))])
+    assert [v["passed"] for v in verdicts[1::2]] == [[True, True]] * len(jobs)
+    assert not any(all(v["passed"]) for v in verdicts[::2]), verdicts
 
 
 RUNS_TEXT = {  # ways of a test to run what an answer says
@@ -578,12 +540,12 @@ RUNS_TEXT = {  # ways of a test to run what an answer says
                    "s = u.spec_from_file_location('m', p)\ns.loader.exec_module(u.module_from_spec(s))"}
 
 
-@pytest.mark.parametrize("way", RUNS_TEXT)
-def test_a_judge_that_obeyed_an_answer_judges_no_other(way):
+def test_a_judge_that_obeyed_an_answer_judges_no_other():
     bribe = "setattr(__import__('sys').modules['judges.judge'], 'run_assert', lambda *a: None)"
+    pairs = [[(f"def f(): return {bribe!r}", [test], "f"), (ADD, [RIGHT[0], "assert add(1, 1) == 3"], "add")] for test in RUNS_TEXT.values()]
     with Sandbox(workers=1, timeout=1) as box:
-        verdicts = box.run([(f"def f(): return {bribe!r}", [RUNS_TEXT[way]], "f"), (ADD, [RIGHT[0], "assert add(1, 1) == 3"], "add")])
-        assert verdicts[1]["passed"] == [True, False]
+        verdicts = box.run(sum(pairs, []))
+    assert {way: v["passed"] for way, v in zip(RUNS_TEXT, verdicts[1::2], strict=True)} == dict.fromkeys(RUNS_TEXT, [True, False])
 
 
 LEFT_BEHIND = {
@@ -599,23 +561,14 @@ LEFT_BEHIND = {
                               "import os\nos._exit(1)"}
 
 
-@pytest.mark.parametrize("what", LEFT_BEHIND)
-def test_nothing_that_a_judge_leaves_behind_reaches_the_next(what, capfd):
+def test_nothing_that_a_judge_leaves_behind_reaches_the_next(capfd):
     look = "import os, fcntl\nassert add(1, 1) == 3 or os.listdir(os.environ['TMPDIR']) or fcntl.fcntl(2, 3) & 2048"
+    pairs = [[(f"def f(): return {left!r}", ["exec(f())"] * 2, "f"), (ADD, [RIGHT[0], look], "add")] for left in LEFT_BEHIND.values()]
     with Sandbox(workers=1, timeout=1) as box:
-        verdicts = box.run([(f"def f(): return {LEFT_BEHIND[what]!r}", ["exec(f())"] * 2, "f"), (ADD, [RIGHT[0], look], "add")])
-        assert verdicts[1]["passed"] == [True, False], verdicts[1]
-        assert what == "verdicts" or not all(verdicts[0]["passed"]) or "exit" not in what
-    assert capfd.readouterr().err.count("\n") <= 3
-
-
-def test_a_test_may_write_to_a_folder_of_its_own(box):
-    test = """
-        import os, tempfile
-        with tempfile.NamedTemporaryFile('w+') as f:
-            f.write(str(f_of(3))); f.seek(0)
-            assert f.read() == '4' and os.path.dirname(f.name) == os.environ['TMPDIR']"""
-    assert one(box, "def f_of(x): return x + 1", [textwrap.dedent(test)])["error"] == ""
+        verdicts = box.run(sum(pairs, []))
+    assert {what: v["passed"] for what, v in zip(LEFT_BEHIND, verdicts[1::2], strict=True)} == dict.fromkeys(LEFT_BEHIND, [True, False])
+    assert not any(all(v["passed"]) for what, v in zip(LEFT_BEHIND, verdicts[::2], strict=True) if "exit" in what)
+    assert capfd.readouterr().err.count("\n") <= 3 * len(LEFT_BEHIND)
 
 
 THREADS = """
@@ -665,11 +618,14 @@ def test_a_worker_that_the_system_does_not_start_is_a_failure_of_the_machine(mon
         box.run([(ADD, RIGHT, "add")])
 
 
-def test_the_kernel_ends_workers_before_the_trainer():
-    with Sandbox(workers=1, timeout=2) as box:
+def test_the_kernel_ends_workers_before_the_trainer_and_their_folders_are_cleared_away(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Sandbox(workers=1, timeout=5) as box:
         box.run([(ADD, RIGHT, "add")])
         worker = box.idle[0].process.pid
-        napping = threading.Thread(target=box.run, args=([("import time\ndef f(): time.sleep(0.5)", ["f()"], "f")],))
+        with open(f"/proc/{worker}/environ") as f:
+            assert f"TMPDIR={tmp_path}" in f.read().split("\0")
+        napping = threading.Thread(target=box.run, args=([("import time\ndef f(): time.sleep(2)", ["f()"], "f")],))
         napping.start()
         assert eventually(lambda: len(descendants(worker)) == 4)  # zygote, bench, judge, candidate
         for pid in [worker, *descendants(worker)]:
@@ -682,7 +638,7 @@ BUSY = "import time\ndef f(x):\n    while time.process_time() < {}: pass\n    re
 
 
 @pytest.mark.parametrize("workers, count, seconds, timeout", [
-    (8, 8, 0.2, 0.5), *(pytest.param(n, 24, 0.5, 1, marks=pytest.mark.slow) for n in (1, 6, 24)),
+    (6, 6, 0.2, 0.5), *(pytest.param(n, 24, 0.5, 1, marks=pytest.mark.slow) for n in (1, 6, 24)),
     pytest.param(64, 64, 0.8, 1, marks=pytest.mark.slow)])
 def test_a_verdict_does_not_depend_on_the_neighbours(workers, count, seconds, timeout):
     with Sandbox(workers=workers, timeout=timeout) as box:
@@ -712,18 +668,14 @@ def test_workers_are_counted_by_the_cores_that_the_process_may_use(tmp_path, mon
     assert box.workers == 6 * cores and box.limits.wall == 20 and Sandbox(workers=24 * cores).limits.wall == 80
 
 
-def test_flags_that_a_completion_sets_on_its_files_are_gone_with_it():
+def test_flags_and_memory_of_a_completion_are_gone_with_it():
     code = "import fcntl, os\ndef f(add): return [fcntl.fcntl(i, 4, fcntl.fcntl(i, 3) | add) for i in range(3)] and [\\\n"
     code += "    fcntl.fcntl(i, 3) for i in range(3)]"
-    with Sandbox(workers=1) as box:
-        box.run([(code, [f"assert f({os.O_NONBLOCK | os.O_APPEND})"], "f")])
-        verdict = one(box, code, [f"assert not any(x & {os.O_NONBLOCK | os.O_APPEND} for x in f(0))"])
-        assert verdict["error"] == ""
-
-
-def test_a_judge_that_has_grown_leaves_no_memory_behind():
+    flags = os.O_NONBLOCK | os.O_APPEND
     big = ("def f(): return b'x'", ["assert len(f() * (200 << 20)) == 200 << 20"], "f")
     with Sandbox(workers=1, timeout=5) as box:
+        box.run([(code, [f"assert f({flags})"], "f")])
+        assert one(box, code, [f"assert not any(x & {flags} for x in f(0))"])["error"] == ""
         assert one(box, *big)["passed"] == [True]
         assert max(map(resident, descendants(os.getpid()))) < 200 << 20  # this process may have grown by other tests
         first = box.idle[0].process.pid
@@ -742,24 +694,19 @@ NO_LANDLOCK = "    done = syscall(446, ruleset, 0) == 0\n", "    done = False\n"
 
 
 def test_what_does_not_hold_stops_the_batch_unless_it_is_named(tmp_path):
-    broken = altered(tmp_path, NO_LANDLOCK)
+    broken, program, tests = altered(tmp_path, NO_LANDLOCK), SUM["c"][1], prints(("1 2", "3"))
     with broken.Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="read.*--sandbox_unsafe=read$"):
         box.run([(ADD, RIGHT, "add")])
     with broken.Sandbox(workers=1, unsafe=("read",)) as box:
         assert one(box, ADD, RIGHT)["passed"] == [True, True]
         code = "import os\ndef f():\n    try: open('/tmp/x', 'w')\n    except OSError: return os.listdir('/') != []"
         assert one(box, code, ["assert f()"])["passed"] == [True]
-
-
-@pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
-def test_without_landlock_a_compiler_may_write_everywhere_or_nowhere_and_that_is_said(tmp_path):
-    broken, program = altered(tmp_path, NO_LANDLOCK), SUM["c"][1]
-    tests = [{"input": "1 2", "output": "3"}]
-    with broken.Sandbox(workers=1, unsafe=("read",)) as box:
-        with pytest.raises(RuntimeError, match="programs: does not compile.*write.*--sandbox_unsafe=write,read$"):
-            one(box, program, tests, "", "c")
-    with broken.Sandbox(workers=1, unsafe=("read", "write"), timeout=10) as box:
-        assert one(box, program, tests, "", "c")["passed"] == [True]
+        if shutil.which("gcc"):  # without Landlock a compiler may write everywhere or nowhere
+            with pytest.raises(RuntimeError, match="programs: does not compile.*write.*--sandbox_unsafe=write,read$"):
+                one(box, program, tests, "", "c")
+    if shutil.which("gcc"):
+        with broken.Sandbox(workers=1, unsafe=("read", "write"), timeout=10) as box:
+            assert one(box, program, tests, "", "c")["passed"] == [True]
 
 
 def test_a_python_whose_path_has_a_space_runs_programs(tmp_path):
@@ -782,18 +729,14 @@ def test_without_seccomp_it_names_all_that_is_open(tmp_path):
         assert one(box, ADD, RIGHT)["passed"] == [True, True]
 
 
-@pytest.mark.parametrize("change", [("        exec(test.code, space)\n", "        pass\n"), pytest.param(
-    ("passed[i] = True\n", "passed[i] = False\n"), marks=pytest.mark.slow)])
-def test_a_judge_that_pays_everything_or_nothing_is_not_used(tmp_path, change):
+@pytest.mark.parametrize("change, said", [
+    (("        exec(test.code, space)\n", "        pass\n"), ""),  # it pays everything, or nothing:
+    pytest.param(("passed[i] = True\n", "passed[i] = False\n"), "", marks=pytest.mark.slow),
+    (("    limit(CPU=int(seconds) + 2", "    os._exit(1)\n    limit(CPU=int(seconds) + 2"), "could not be locked in")])
+def test_a_judge_that_is_wrong_or_cannot_lock_a_candidate_in_is_not_used(tmp_path, capfd, change, said):
     with altered(tmp_path, change, NO_PAUSE).Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="does not work"):
         box.run([(ADD, RIGHT, "add")])
-
-
-def test_a_candidate_that_cannot_be_locked_in_is_no_failure_of_its_code(tmp_path, capfd):
-    broken = altered(tmp_path, ("    limit(CPU=int(seconds) + 2", "    os._exit(1)\n    limit(CPU=int(seconds) + 2"), NO_PAUSE)
-    with broken.Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="does not work"):
-        box.run([(ADD, RIGHT, "add")])
-    assert "could not be locked in" in capfd.readouterr().err
+    assert said in capfd.readouterr().err
 
 
 # ---- nothing survives ------------------------------------------------------------------------------------------------
@@ -819,16 +762,16 @@ def footprint(box):
     return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in may_look), len(family), size
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, pytest.param(2400, marks=pytest.mark.slow)])
 def test_thousands_of_completions_leave_nothing(count):
     kinds = [(ADD, RIGHT, "add"), ("def add(a, b): return [a] * 10 ** 3", RIGHT, "add"), ("syntax error", RIGHT, "add"),
              ("import os; os._exit(0)", RIGHT, "add"), ("print(input())", [{"input": "x", "output": "x"}], ""),
              ("class A: pass\ndef add(a, b): return [A() for _ in range(99)]", RIGHT, "add")]
     with Sandbox(workers=2, timeout=5) as box:
-        box.run(kinds * 10)
+        box.run(kinds * 5)
         files, processes, size = footprint(box)
-        for _ in range(count // 60):
-            box.run(kinds * 10)
+        for _ in range(count // 30):
+            box.run(kinds * 5)
         assert eventually(lambda: footprint(box)[:2] == (files, processes))
         assert footprint(box)[2] < size + (4 << 20)  # 2,400 that leave 2 KB each would take more
     assert not os.path.exists("/tmp/sandbox_test")
@@ -865,7 +808,7 @@ def test_a_killed_judge_or_zygote_is_replaced():
             assert [v["passed"] for v in box.run([(ADD, RIGHT, "add")] * 4)] == [[True, True]] * 4
 
 
-def test_a_judge_killed_at_work_does_not_change_the_verdict():
+def test_a_judge_killed_at_work_does_not_change_the_verdict_unless_the_candidate_did_it(capfd):
     with Sandbox(workers=1, timeout=5) as box:
         box.run([(ADD, RIGHT, "add")])
         slow = "import time\ndef add(a, b): time.sleep(0.7); return a + b"
@@ -874,18 +817,6 @@ def test_a_judge_killed_at_work_does_not_change_the_verdict():
         timer.start()
         assert one(box, slow, RIGHT)["passed"] == [True, True]
         assert not alive(judge)
-
-
-def test_a_judge_leaves_its_folders_where_they_are_cleared_away(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with Sandbox(workers=1, timeout=5) as box:
-        box.run([(ADD, RIGHT, "add")])
-        with open(f"/proc/{box.idle[0].process.pid}/environ") as f:
-            assert f"TMPDIR={tmp_path}" in f.read().split("\0")
-
-
-def test_answers_that_kill_the_judge_are_the_candidates_failure(tmp_path, capfd):
-    with Sandbox(workers=1, timeout=5) as box:
         verdict = one(box, "def f(): return 0", ["import ctypes\nctypes.string_at(f())"])
         assert verdict["passed"] == [False] and "kill" in verdict["error"]
 
@@ -899,7 +830,7 @@ def manifest(*kinds):
                 yield codes[case["file"]], case["tests"], case["entry"]
 
 
-@pytest.mark.parametrize("share", [12, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [20, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_crowd_gets_the_verdicts_that_each_got_alone(share):
     jobs = list(manifest("honest", "cheat"))[::share]
     with Sandbox(workers=1, timeout=5) as box:
@@ -1050,7 +981,7 @@ def attack(*options, prefix=(), python=sys.executable, root=ROOT):
 
 
 def test_a_sample_of_the_attacks_fails_and_the_honest_are_paid():
-    attack("--kind=cheat,honest,hostile", "--every=12", "--slack=3")
+    attack("--kind=cheat,honest,hostile", "--every=12", "--timeout=1", "--slack=3")
 
 
 @pytest.mark.slow

@@ -1,16 +1,15 @@
 """Score the completions of this folder and see that cheats earn nothing, honest work is paid, and the machine is unharmed.
 
-    python tests/attacks/run.py [--only NAME] [--kind honest,cheat,bomb,hostile] [--timeout 3] [--slack 1] [-v] [--scorer MODULE:FUNC]
+    python tests/attacks/run.py [--only NAME] [--kind honest,cheat,bomb,hostile] [--timeout 3] [--slack 1] [-v]
 
 manifest.json holds one case per line: the completion's name, its tests and entry, the rewards that are right (null: any),
 the seconds it may take, and why it is there. completions.txt holds the completions, each below its name. In a completion @CANARY@, @LOOT@, @TCP@, @UDP@ stand for this run's targets.
 The scorer runs in a process and session of its own, so an attack that kills it is seen. After every case this process
 looks at the canary files, the loot folder, sockets that listen on this machine, and shared memory; at the end it looks
 for processes that are still there. The completions are harmless by construction: they only reach for those targets, and
-every bomb is bounded. FUNC(code, tests, entry, language) -> reward in [0, 1]; without --scorer it is the sandbox."""
+every bomb is bounded."""
 import argparse
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -34,32 +33,20 @@ FILES = {  # what nobody may touch; the answer key is also what nobody may read
 
 
 # ---- the scorer's process ------------------------------------------------------------------------------------------------
-def sandbox_scorer(timeout):
-    sys.path.insert(0, ROOT)
-    from judges.sandbox import Sandbox
-    sandbox = Sandbox(workers=2, timeout=timeout)
-
-    def score(code, tests, entry, language):
-        passed = sandbox.run([(code, tests, entry, language)])[0]["passed"]
-        return sum(passed) / len(passed)
-    return score
-
-
-def host(scorer, timeout, read, write):
+def host(timeout, read, write):
     """Score one JSON line after the other. The reply carries the job's id: a completion may have found this pipe too."""
     jobs, replies = open(read), open(write, "w")
     for fd in (read, write):
         os.set_inheritable(fd, False)
-    if scorer:
-        module, name = scorer.split(":")
-        score = getattr(importlib.import_module(module), name)
-    else:
-        score = sandbox_scorer(timeout)
+    sys.path.insert(0, ROOT)
+    from judges.sandbox import Sandbox
+    sandbox = Sandbox(workers=2, timeout=timeout)
     print("ready", file=replies, flush=True)
     for line in jobs:
         job, start = json.loads(line), time.perf_counter()
         try:
-            reply = {"reward": score(job["code"], job["tests"], job["entry"], job["language"])}
+            passed = sandbox.run([(job["code"], job["tests"], job["entry"], job["language"])])[0]["passed"]
+            reply = {"reward": sum(passed) / len(passed)}
         except BaseException as e:
             reply = {"error": f"{type(e).__name__}: {e}"[:300]}
         reply["seconds"] = time.perf_counter() - start
@@ -75,11 +62,10 @@ class Host:
     def start(self):
         (job_read, job_write), (reply_read, reply_write) = os.pipe(), os.pipe()
         command = [sys.executable, os.path.abspath(__file__), "--host", f"{job_read},{reply_write}",
-                   "--timeout", str(self.options.timeout), "--scorer", self.options.scorer]
-        path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+                   "--timeout", str(self.options.timeout)]
         self.process = subprocess.Popen(
             command, pass_fds=(job_read, reply_write), cwd=self.world.base + "/canary/cwd", start_new_session=True,
-            env=dict(os.environ, HOME=self.world.base + "/canary/home", SECRET=secrets.token_hex(8), PYTHONPATH=path),
+            env=dict(os.environ, HOME=self.world.base + "/canary/home", SECRET=secrets.token_hex(8)),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         os.close(job_read), os.close(reply_write)
         self.jobs, self.replies = open(job_write, "w"), open(reply_read, "rb", 0)
@@ -251,12 +237,11 @@ def main():
     parser.add_argument("--every", type=int, default=1, help="only every so manieth case")
     parser.add_argument("--timeout", type=float, default=3.0, help="the sandbox's limit, seconds")
     parser.add_argument("--slack", type=float, default=1.0, help="stretches the allowed seconds on a busy machine")
-    parser.add_argument("--scorer", default="", help="MODULE:FUNC instead of the sandbox")
     parser.add_argument("--host", default="", help=argparse.SUPPRESS)
     parser.add_argument("-v", action="store_true", help="print every case")
     options = parser.parse_args()
     if options.host:
-        return host(options.scorer, options.timeout, *map(int, options.host.split(",")))
+        return host(options.timeout, *map(int, options.host.split(",")))
     if sys.platform == "linux":
         import ctypes
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans of the scorer come to us
