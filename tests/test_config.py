@@ -507,3 +507,9 @@ def test_a_model_takes_the_keys_of_its_variants_as_its_own():
 ])  # fmt: skip
 def test_a_run_of_older_code_has_the_fields_of_variants_that_it_does_not_use(now, was, changed):
     assert same_run.changed_keys(config.Config(model=model.ModelConfig(**now)), was, []) == changed
+
+
+def test_a_system_prompt_without_a_template_is_refused():
+    with pytest.raises(ValueError, match="system_prompt='Add.': how it is written is up to the model, so set chat_te"):
+        config.Config(system_prompt="Add.")
+    assert config.Config(system_prompt="Add.", chat_template="chatml").system_prompt == "Add."

@@ -36,7 +36,7 @@ from judges import formats, rules
 from rewards import REWARDS, as_columns, combine, resolve
 from system.start import find_or_train
 from tools import score
-from variants import curriculum
+from variants import curriculum, dpo
 
 REPOSITORY = str(data.ROOT.parent)
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
@@ -944,3 +944,21 @@ def test_a_python_without_its_library_is_told_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(SystemExit, match="too few sources.*--dataset=FILE.txt"):
         text.documents()
+
+
+CHATTY = data.Tokenizer(
+    data.Tokenizer.bytes().vocab,
+    {text: 256 + i for i, text in enumerate(("<|mask|>", "<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>"))},
+    {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"},
+)
+
+
+def test_prompts_of_grpo_and_dpo_keep_the_messages_before_them(tmp_path):
+    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
+    row = {"prompt": turns, "completion": "2", "chosen": "2", "rejected": "3"}
+    rows = file(tmp_path, "mine.jsonl", jsonl([row] * 3))
+    cfg = config.Config(dataset=rows, max_prompt_len=120, chat_template="chatml")
+    wanted = "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n"
+    asked = encoded_texts.encode_split(cfg, CHATTY, "train", with_completions=False)
+    for encoded in asked, *dpo.encode_pairs(cfg, CHATTY, "train"):
+        assert CHATTY.decode(encoded.tokens[0, :120], specials=True).replace("<|pad|>", "") == wanted

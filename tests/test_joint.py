@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import compiled, noise_of
+from shared import byte_model, compiled, noise_of
 
 import config
 import diffusion
@@ -17,7 +17,7 @@ import sample
 import train
 from system import checkpoint, huggingface
 from system.adapt import adapt
-from system.start import prepare
+from system.start import open_sources, prepare
 from variants import blocks, drafts, joint
 
 KEY = jax.random.key(0)
@@ -262,3 +262,11 @@ def test_a_model_that_drafts_cannot_write_with_is_refused_before_it_is_trained(t
 def test_a_causal_text_is_that_of_a_block_model_without_shift(changes):
     with pytest.raises(ValueError, match="causal_text=True says how the blocks"):
         dataclasses.replace(CFG, **changes)
+
+
+def test_drafts_need_no_more_in_a_config_than_the_folder_of_their_model(tmp_path):
+    folder = str(tmp_path / "joint")
+    byte_model(folder, block_causal=4, causal_text=True)
+    cfg = config.Config(objective="grpo", init_from=folder, rewards=("exact",), rule="drafts", order="left",
+                        logp_est="exact")  # fmt: skip
+    assert open_sources(None, cfg).cfg.model.block_causal == 4

@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared import byte_model
 
+import config
 import model
 import rewards
 from data import Tokenizer
 from judges import model_judge
-from system import huggingface
+from system import huggingface, start
+from tools import complete
 from variants import judge
 
 TOK = Tokenizer.bytes()
@@ -200,3 +203,40 @@ def test_the_report_names_the_kinds_of_pairs():
     p = judge.Pairs(["p"] * 4, list("abcd"), list("efgh"), ["x", "x", "y", "y"], None)
     out = judge.pair_metrics(np.array([1, 2, 3, 4.0]), np.array([0, 3, 0, 0.0]), p)
     assert (out["val/pair_acc"], out["val/pair_acc/x"], out["val/pair_acc/y"]) == (0.75, 0.5, 1.0)
+
+
+def test_a_judge_is_no_language_model(tmp_path, capsys):
+    folder = str(tmp_path / "judge")
+    shape = byte_model(folder, n_out=1)[1]
+    assert complete.main([folder, "--prompt=a"]) == 2 and "is a judge" in capsys.readouterr().err
+    tuned = config.Config(objective="grpo", init_from=folder, rewards=("exact",), kl_beta=0.1, ref_from=folder,
+                          model=shape)  # fmt: skip
+    with pytest.raises(ValueError, match="is a judge: its head gives a text one number"):
+        start.open_model(tuned, folder, False)
+    with pytest.raises(ValueError, match="is a judge: its head gives a text one number"):
+        start.load_reference(tuned)
+    start.open_model(config.Config(objective="judge", init_from=folder), folder, False)
+
+
+def test_a_judge_without_a_pair_says_so(tmp_path):
+    (tmp_path / "mine.jsonl").write_text(3 * '{"prompt": "a:", "completion": ""}\n')
+    cfg = config.Config(objective="judge", dataset=str(tmp_path / "mine.jsonl"))
+    with pytest.raises(ValueError, match="mine.jsonl/train: no pair is left"):
+        judge.judge_task(cfg, Tokenizer.bytes(), None)
+
+
+CHATTY = Tokenizer(
+    Tokenizer.bytes().vocab,
+    {text: 256 + i for i, text in enumerate(("<|mask|>", "<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>"))},
+    {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"},
+)
+
+
+def test_a_generator_of_worse_texts_is_prompted_as_it_was_taught(monkeypatch):
+    cfg = config.Config(objective="judge", chat_template="chatml", max_prompt_len=120, max_new_tokens=3)
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, mask_id=256, eos_id=258, pad_id=257))
+    monkeypatch.setattr(judge.sample, "fill", lambda *args: (read.append(args[2].tokens), None))
+    monkeypatch.setattr(judge.texts, "completion_ids", lambda tokens, tok, cfg: [[0]])
+    read = []
+    judge.refill_rows([{"prompt": "1+1", "completion": "2"}], 0, None, cfg, CHATTY)
+    assert "<|im_start|>user\n1+1<|im_end|>\n" in CHATTY.decode(np.asarray(read[0][0]), specials=True)

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import types
+from decimal import Decimal
 
 import jax.numpy as jnp
 import numpy as np
@@ -475,3 +476,27 @@ def test_rewards_of_evaluations_weigh_nothing_and_speed_is_a_column_only_if_it_i
         assert found.parts["shown"].tolist() == [100] * 4
     assert "tokens_per_pass" not in seen[0] and seen[1]["tokens_per_pass"] == [1, 2, 3, 4]
     assert seen[0]["answer"] == ["x", "x", "y", "y"] and seen[0]["groups"] == [0, 0, 1, 1]
+
+
+class Column(float):
+    """A number as torch's tensor([1.0]) has it: of one dimension, and yet finite."""
+
+    ndim = 1
+
+
+@pytest.mark.parametrize("scores, says", [
+    (np.array(1.0), "returned a ndarray, not one entry for each of 2"),
+    ([np.array([1.0]), 2], r"returned array\(\[1.\]\) for row 0"),
+    ([1, 10**400], "for row 1"),
+    ([Decimal("sNaN"), 1], r"returned Decimal\('sNaN'\) for row 0"),
+    ([Column(1.0), 1], "returned 1.0 for row 0"),
+])  # fmt: skip
+def test_a_reward_that_returns_something_odd_is_answered_in_a_sentence(scores, says):
+    with pytest.raises(ValueError, match=says):
+        rewards.call_reward("odd", lambda completions: scores, ["", ""], ["x", "y"], {})
+
+
+def test_a_weight_of_a_reward_is_finite(capsys):
+    with pytest.raises(SystemExit):
+        score.parser().parse_args(["x", "--rewards=exact", "--reward_weights=1,nan"])
+    assert "invalid numbers value: '1,nan'" in capsys.readouterr().err

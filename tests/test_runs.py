@@ -2,6 +2,7 @@
 import builtins
 import contextlib
 import dataclasses
+import datetime
 import functools
 import itertools
 import json
@@ -25,7 +26,9 @@ from shared import flat, left
 import config
 import data
 import model
+import train
 from system import checkpoint, disk, huggingface, resume, runs, same_run
+from tools import complete, score
 
 TOK = data.Tokenizer.bytes()
 SHAPE = model.ModelConfig(n_layer=1, n_head=1, d_model=4, d_ff=4, mask_id=TOK.mask_id, eos_id=TOK.eos_id)
@@ -432,3 +435,42 @@ def test_a_run_with_a_key_that_is_gone_is_not_continued_as_another():
     was = {"dataset": "sudoku", "step_baseline": 0.5, "kl_in_reward": False, "min_p": None}
     with pytest.raises(ValueError, match=r"was run with step_baseline=0.5, which is not there any more"):
         same_run.check(config.Config(), was, "out/x/step-000001")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_iters", [2, 3])
+def test_an_evaluation_that_failed_is_made_up_for_when_the_run_is_resumed(tmp_path, max_iters):
+    def reward(completion):
+        return 1.0 if mended else 1 / 0
+
+    rows, mended = [{"prompt": f"{n}:", "completion": "b"} for n in range(9)], False
+    shape = model.ModelConfig(n_layer=1, d_model=8, n_head=1)
+    cfg = config.Config(
+        out_dir=str(tmp_path / "out"), max_iters=max_iters, batch_size=2, max_prompt_len=2, max_new_tokens=2,
+        eval_size=2, eval_interval=2, diffusion_steps=2, log_samples=0, model=shape,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="evaluation at step 2: .*Saved"):
+        train.train(cfg, rows, reward)
+    mended = True
+    train.train(dataclasses.replace(cfg, resume=True), rows, reward)
+    log = [json.loads(line) for line in open(tmp_path / "out/metrics.jsonl")]
+    assert [row["step"] for row in log if "val/sampled" in row] == [2, 3][: max_iters - 1]
+    assert checkpoint.read_run(checkpoint.find(cfg.out_dir))["finished"]
+
+
+ODD = {"n": np.int64(3), "x": np.arange(2), "day": datetime.date(2026, 11, 27)}
+PLAIN = {"n": 3, "x": [0, 1], "day": "2026-11-27"}
+
+
+def test_columns_that_json_does_not_know_are_logged_and_written(tmp_path, monkeypatch):
+    log = runs.Log(config.Config(out_dir=str(tmp_path)), -1)
+    log.samples(1, [{"columns": ODD}])
+    assert json.loads((tmp_path / "samples.jsonl").read_text()) == {"step": 1, "columns": PLAIN}
+    monkeypatch.setattr(data, "read_rows", lambda path: [{"prompt": "a", "completion": "b", "answer": "b"} | ODD])
+    out = str(tmp_path / "out.jsonl")
+    monkeypatch.setattr(sys, "argv", ["rewards.py", str(tmp_path / "samples.jsonl"), "--rewards=exact", f"--out={out}"])
+    assert score.main() == 0 and json.loads(open(out).read()).items() >= PLAIN.items()
+    monkeypatch.setattr(complete, "complete_texts", lambda *todo: iter("b"))
+    options = complete.parser().parse_args(["x"])
+    complete.complete_rows(options, [{"prompt": "a"} | ODD], (), out + "2")
+    assert json.loads(open(out + "2").read()) == {"prompt": "a", "completion": "b"} | PLAIN
