@@ -195,7 +195,7 @@ def agrees(samples, exact):
     np.testing.assert_array_less(np.abs(samples.mean(0) - exact), 5 * error + 1e-5)
 
 
-@pytest.mark.parametrize("n", [2, 8])
+@pytest.mark.parametrize("n", [slow(2), 8])
 def test_likelihood_is_the_bound_on_average(n):
     rows = 6000
     batch = data.Batch(jnp.tile(TEXT, (rows, 1)), jnp.tile(HOLES, (rows, 1)), None)
