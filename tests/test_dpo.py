@@ -222,6 +222,7 @@ def test_a_run_learns_from_pairs_and_a_resumed_one_equals_it_to_the_bit(tiny):
     before, *_, after = [row for row in whole[2][0] if "val/margin" in row]
     assert before["step"] == 0 and before["val/margin"] == 0 and before["val/dpo_loss"] == pytest.approx(np.log(2))
     assert after["val/margin_acc"] > 0.9 and after["val/pair_acc"] >= before["val/pair_acc"]
+    assert after["val/dpo_loss"] < np.log(2) - 0.01
     assert whole[2][0][1]["dpo_loss"] == pytest.approx(np.log(2), abs=1e-4)
     shutil.rmtree(f"{cfg.out_dir}/step-000012")
     assert checkpoint.steps(cfg.out_dir)[-1] == 9

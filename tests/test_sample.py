@@ -786,14 +786,6 @@ def test_what_a_model_writes_does_not_steer_the_terminal(folder, capsys, monkeyp
         assert r"b\x1b]0;title\x07\r\x9b2J\x7f" in out and "a\t" in out and "é" in out
 
 
-@pytest.mark.slow
-def test_seeds_reproduce_and_n_completions_differ(folder, capsys):
-    first = run(capsys, folder, "--prompt=ab", "--n=4", "--seed=5")[1]
-    assert first == run(capsys, folder, "--prompt=ab", "--n=4", "--seed=5")[1]
-    assert first != run(capsys, folder, "--prompt=ab", "--n=4", "--seed=6")[1]
-    assert len(set(first.split("\n---\n"))) == 4
-
-
 def test_a_file_is_filled_written_and_scored(folder, capsys, tmp_path):
     rows = [{"prompt": "a", "completion": "xyz", "difficulty": 1}, {"prompt": "longer one", "answer": "7"},
             {"prompt": "in<|mask|>place_x"}]
