@@ -205,11 +205,12 @@ def test_micro_batches_of_two_rows_are_summed_and_extremes_stay_extremes(tiny):
 @pytest.mark.parametrize("changes", [{}, {"paired": True}, {"loss_norm": "completion"}, {"objective": "judge"}])
 def test_micro_batches_add_up_to_the_big_batch(tiny, changes):
     cfg, tok, start, _ = prepare(tiny(batch_size=16, rewards=(), **changes), train.train)
-    task = rl.OBJECTIVES[cfg.objective](cfg, tok, start)
+    parts = dataclasses.replace(cfg, gradient_accumulation_steps=4)
+    task, other = (rl.OBJECTIVES[c.objective](c, tok, start) for c in (cfg, parts))
     params = task.init(KEY)
     ((batch, _),) = batches_of(task, rl.State(0, params, (), None, None), KEY)
-    parts = dataclasses.replace(cfg, gradient_accumulation_steps=4)
-    whole, summed = (jax.jit(rl.make_gradient(task.loss, c))(params, None, batch) for c in (cfg, parts))
+    whole, summed = (jax.jit(rl.make_gradient(loss, c))(params, None, batch)
+                     for loss, c in ((task.loss, cfg), (other.loss, parts)))  # fmt: skip
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), whole, summed)
 
 
