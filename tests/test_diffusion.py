@@ -249,9 +249,15 @@ def test_strata_score_every_token_once_given_all_other_strata(n):
     assert (sizes.max(0) - sizes.min(0) <= 1).all()
 
 
-def quadrature_of(f, L, n, rows=2000):
+@functools.cache
+def quadrature_views(L, n, rows):
+    """The views of completions of L tokens, drawn once."""
+    return [np.asarray(a, float) for a in views(KEY, "quadrature", jnp.ones((rows, L), bool), n=n)]
+
+
+def quadrature_of(f, L, n, rows):
     """What `quadrature` makes of completions of L tokens with log p = f(l) / L each in a view with l masks: (rows,)."""
-    M, w, s = (np.asarray(a, float) for a in views(KEY, "quadrature", jnp.ones((rows, L), bool), n=n))
+    M, w, s = quadrature_views(L, n, rows)
     return (s * (w * f(M.sum(-1, keepdims=True)) / L).sum(0)).sum(1)
 
 
@@ -363,14 +369,26 @@ def test_the_probabilities_of_all_texts_of_two_tokens_of_a_causal_model_sum_to_o
     close(loss(WILD, noise(KEY, batch, cfg), cfg, start)[0], -logp.mean() / 2)
 
 
-@pytest.mark.parametrize("method", [m if m == "trace" else slow(m) for m in diffusion.ESTIMATORS if m not in NO_MASKS])
+def looked_up(method, rows=4):
+    """-> x, M, w of some rows, and token_logp of them from the table."""
+    x, hole = jnp.tile(TEXT, (rows, 1)), jnp.tile(HOLES, (rows, 1))
+    M, w, _ = views(KEY, method, hole, step=jnp.tile(jnp.array([[-1, 2, 0, 1]]), (rows, 1)), n=3)
+    return x, M, w, (np.asarray(w) * table()[code(M)]).sum(0)
+
+
+def test_token_logp_in_chunks_is_the_table_looked_up():
+    x, M, w, expected = looked_up("trace")
+    close(token_logp(WILD, x, M, w, SMALL, start=1, chunk=2), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [m for m in diffusion.ESTIMATORS if m not in NO_MASKS])  # see above
 def test_token_logp_is_the_table_looked_up_and_chunks_change_nothing(method):
-    x, hole, gradients = jnp.tile(TEXT, (4, 1)), jnp.tile(HOLES, (4, 1)), []
-    M, w, _ = views(KEY, method, hole, step=jnp.tile(jnp.array([[-1, 2, 0, 1]]), (4, 1)), n=3)
+    (x, M, w, expected), gradients = looked_up(method), []
     for how in {}, {"start": 1, "chunk": 2}:
         score = lambda p, how=how: log_probs(p, x, M, w, SMALL, **how)
         value, back = jax.jit(lambda p, score=score: jax.vjp(score, p))(WILD)  # one program for both
-        close(value, (np.asarray(w) * table()[code(M)]).sum(0))
+        close(value, expected)
         gradients.append(back(jnp.ones_like(value)))
     jax.tree.map(lambda a, b: close(a, b, 1e-3), *gradients)
 
