@@ -169,7 +169,7 @@ def test_every_pass_has_masks_of_its_own_on_which_old_and_reference_were_scored(
         for half in (batches[:2], batches[2:]))  # fmt: skip
     assert len(batches) == 4 and sorted(x for x, _ in first) == sorted(x for x, _ in second)
     if method in ("coupled", "elbo", "coupled_elbo"):
-        assert any(dict(first)[x] != m for x, m in dict(second).items())
+        assert sorted(first) != sorted(second)  # not by row alone: equal completions have several masks
 
 
 @pytest.mark.slow
