@@ -27,6 +27,11 @@ FREE = ("out_dir dataset init_from resume eval_only seed rewards eval_rewards ev
         "keep_checkpoints stop_at eval_size log_samples wandb_log wandb_project wandb_entity").split()  # fmt: skip
 
 
+def slow(*case):
+    """Mark a row of a table of cases as slow."""
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 def compiled(f):
     """Compile a function whole: op by op, a first call compiles some hundred small programs."""
     settings = {"cfg", "start", "length", "chunk", "say", "n"} & inspect.signature(f).parameters.keys()

@@ -13,7 +13,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import compiled_once, left
+from shared import compiled_once, left, lines
 
 import config
 import data
@@ -78,10 +78,8 @@ def drawn(cfg, sides=SIDES, key=KEY):
 
 
 # ---- the loss ----
-
-
 def dpo_by_hand(params, reference, cfg):
-    """Plain DPO of a causal model, in float64: sums of log-probs of the tokens up to the first end of text."""
+    """The margins of plain DPO of a causal model, in float64: sums of log-probs of the tokens up to the first end."""
     total = []
     for side in SIDES:
         of = []
@@ -94,56 +92,48 @@ def dpo_by_hand(params, reference, cfg):
                 sums.append(sum(row[i, x[i]] for i in range(2, end + 1)))
             of.append(np.array(sums))
         total.append(of[0] - of[1])
-    return np.mean(np.log1p(np.exp(-cfg.kl_beta * (total[0] - total[1]))))
+    return cfg.kl_beta * (total[0] - total[1])
+
+
+def scored(cfg, reference, batch=None):
+    """A batch with the likelihoods of the reference."""
+    batch = batch or drawn(cfg)
+    return batch._replace(reference=dpo.reference_likelihood(reference, batch, cfg))
 
 
 def test_for_a_causal_model_it_is_plain_dpo():
-    reference, policy = two_models(CAUSAL)
-    cfg = keys(CAUSAL)
-    batch = drawn(cfg)
-    batch = batch._replace(reference=dpo.reference_likelihood(reference, batch, cfg))
-    value, metrics = LOSS(policy, batch, cfg)
-    expected = dpo_by_hand(policy, reference, cfg)
-    assert abs(expected - np.log(2)) > 0.01
+    (reference, policy), cfg = two_models(CAUSAL), keys(CAUSAL)
+    value, metrics = LOSS(policy, scored(cfg, reference), cfg)
+    margins = dpo_by_hand(policy, reference, cfg)
+    expected = np.log1p(np.exp(-margins)).mean()
+    assert abs(expected - np.log(2)) > 0.01 and len(set(margins > 0)) == 2
     assert float(value) == pytest.approx(expected, rel=1e-5) == float(metrics["dpo_loss"])
+    assert float(metrics["margin_acc"]) == np.mean(margins > 0)
 
 
-@pytest.mark.parametrize("shape", [DENOISER, CAUSAL], ids=["denoiser", "causal"])
-def test_at_the_start_the_loss_is_log_2_and_no_answer_is_preferred(shape):
-    cfg = keys(shape)
-    batch, params = drawn(cfg), model.init(KEY, shape)
-    batch = batch._replace(reference=dpo.reference_likelihood(params, batch, cfg))
-    value, metrics = LOSS(params, batch, cfg)
-    assert float(value) == pytest.approx(np.log(2), abs=1e-6) and abs(float(metrics["margin"])) < 1e-6
-
-
-def test_the_nll_of_the_better_answers_can_be_added_per_token():
-    cfg = keys(DENOISER, nll_coef=0.5)
-    batch, params = drawn(cfg), model.init(KEY, DENOISER)
-    batch = batch._replace(reference=dpo.reference_likelihood(params, batch, cfg))
+@pytest.mark.parametrize("shape, nll", [(DENOISER, 0.5), (CAUSAL, 0.0)], ids=["denoiser", "causal"])
+def test_at_the_start_the_loss_is_log_2_and_the_nll_of_the_better_answers_per_token_can_be_added(shape, nll):
+    cfg, params = keys(shape, nll_coef=nll), model.init(KEY, shape)
+    batch = scored(cfg, params)
     value, metrics = LOSS(params, batch, cfg)
     E = E_OF(params, batch, cfg)[:, 0].mean()
-    assert float(value) == pytest.approx(np.log(2) - 0.5 * float(E) / 4, rel=1e-5)
+    assert float(value) == pytest.approx(np.log(2) - nll * float(E) / 4, rel=1e-5)
+    assert float(metrics["dpo_loss"]) == pytest.approx(np.log(2), abs=1e-6) and abs(float(metrics["margin"])) < 1e-6
 
 
 @pytest.mark.parametrize("shape", [DENOISER, CAUSAL], ids=["denoiser", "causal"])
 def test_the_gradient_is_that_of_finite_differences(shape):
-    reference, policy = two_models(shape)
-    cfg = keys(shape, nll_coef=0.1)
-    batch = drawn(cfg)
-    batch = batch._replace(reference=dpo.reference_likelihood(reference, batch, cfg))
+    (reference, policy), cfg = two_models(shape), keys(shape, nll_coef=0.1)
+    batch = scored(cfg, reference)
     flat, back = jax.flatten_util.ravel_pytree(policy)
     loss = jax.jit(lambda flat: dpo.loss(back(flat), batch, cfg)[0])
     grad = jax.grad(loss)(flat)
-    directions = [grad / jnp.linalg.norm(grad), jax.random.normal(KEY, flat.shape) / len(flat) ** 0.5]
-    for way in directions:
+    for way in (grad / jnp.linalg.norm(grad), jax.random.normal(KEY, flat.shape) / len(flat) ** 0.5):
         found = (loss(flat + 1e-2 * way) - loss(flat - 1e-2 * way)) / 2e-2
         assert float(found) == pytest.approx(float(grad @ way), rel=1e-2, abs=1e-4)
 
 
 # ---- the likelihood of a denoiser ----
-
-
 def bound_by_enumeration(params, tokens, valid):
     """The ELBO of an answer of 4 tokens: over all sizes l of a mask and all masks of that size, the mean of 4 / l times
     the log-probs of what is masked."""
@@ -187,19 +177,12 @@ def test_micro_batches_and_chunks_add_up_to_the_whole(chunk):
     whole, parts = keys(DENOISER), keys(DENOISER, gradient_accumulation_steps=2, logp_chunk=chunk)
     batch, outs = drawn(whole), []
     for cfg in (whole, parts):
-        scored = batch._replace(reference=dpo.reference_likelihood(reference, batch, cfg))
-        tx, _ = rl.optimizer(cfg)
         loss = lambda params, batch, cfg=cfg: LOSS(params, batch, cfg)
-        grads, metrics, _ = rl.make_gradient(loss, cfg)(policy, None, scored)
-        outs.append((jax.flatten_util.ravel_pytree(grads)[0], metrics))
-    (one, metrics), (two, others) = outs
-    np.testing.assert_allclose(one, two, atol=1e-5)
-    for name in metrics:
-        assert float(metrics[name]) == pytest.approx(float(others[name]), rel=1e-4, abs=1e-6), name
+        outs.append(rl.make_gradient(loss, cfg)(policy, None, scored(cfg, reference, batch)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *outs)
 
 
 # ---- runs ----
-
 SECONDS = dict(max_prompt_len=3, max_new_tokens=4, batch_size=8, eval_size=8, log_samples=0, diffusion_steps=4,
                warmup_iters=2, lr_schedule="constant", save_interval=3, eval_interval=6, log_interval=1)  # fmt: skip
 
@@ -241,6 +224,7 @@ def test_a_run_learns_from_pairs_and_a_resumed_one_equals_it_to_the_bit(tiny):
     before, *_, after = [row for row in whole[2][0] if "val/margin" in row]
     assert before["step"] == 0 and before["val/margin"] == 0 and before["val/dpo_loss"] == pytest.approx(np.log(2))
     assert after["val/margin_acc"] > 0.9 and after["val/pair_acc"] >= before["val/pair_acc"]
+    assert after["val/dpo_loss"] < np.log(2) - 0.01
     assert whole[2][0][1]["dpo_loss"] == pytest.approx(np.log(2), abs=1e-4)
     shutil.rmtree(f"{cfg.out_dir}/step-000012")
     assert checkpoint.steps(cfg.out_dir)[-1] == 9
@@ -253,8 +237,7 @@ def test_a_causal_model_and_adapters_learn_from_pairs_too(tiny, place):
     for more in (dict(init_from=f"{place}/causal", logp_est="exact", order="left"), dict(lora_rank=4)):
         cfg = tiny(learning_rate=1e-2, max_iters=12, **more)
         train.train(cfg)
-        rows = [json.loads(line) for line in open(f"{cfg.out_dir}/metrics.jsonl")]
-        margins = [row["val/margin"] for row in rows if "val/margin" in row]
+        margins = [row["val/margin"] for row in lines(cfg.out_dir) if "val/margin" in row]
         assert margins[0] == pytest.approx(0, abs=1e-6) and margins[-1] > 0.01
         shutil.rmtree(cfg.out_dir)
 
@@ -273,10 +256,9 @@ def test_pairs_that_are_equal_or_do_not_fit_are_left_out_and_counted(tmp_path, c
     cfg = config.Config(**SECONDS, objective="dpo", init_from="x", kl_beta=1, logp_est="elbo",
                         dataset=f"{tmp_path}/rows.jsonl")  # fmt: skip
     tok = data.Tokenizer.bytes()
-    better, worse = dpo.encode_pairs(cfg, tok, "train")
-    assert {tok.decode([t for t in row if t != tok.eos_id]) for row in better.tokens[:, 3:].tolist()} == {"12"}
-    assert {tok.decode([t for t in row if t != tok.eos_id]) for row in worse.tokens[:, 3:].tolist()} == {"21"}
-    assert "pairs have two equal answers" in capsys.readouterr().out + capsys.readouterr().err
+    for side, answer in zip(dpo.encode_pairs(cfg, tok, "train"), ("12", "21"), strict=True):
+        assert {tok.decode([t for t in row if t != tok.eos_id]) for row in side.tokens[:, 3:].tolist()} == {answer}
+    assert "pairs have two equal answers" in "".join(capsys.readouterr())
     with pytest.raises(ValueError, match=r"no pair is left: \d of \d pairs have two equal answers"):
         dpo.encode_pairs(dataclasses.replace(cfg, max_new_tokens=1), tok, "train")
 
@@ -286,15 +268,12 @@ def test_pairs_that_are_equal_or_do_not_fit_are_left_out_and_counted(tmp_path, c
     (dict(init_from=None), "needs init_from"), (dict(logp_views=2, logp_chunk=3), "32 masked copies"),
     (dict(use=(dynamic_sampling.Keys(),)), "use=dynamic_sampling is for objective='grpo', now 'dpo'"),
     (dict(curriculum=((0, 1.0),)), "in any order"), (dict(logp_est="exact"), "is not causal"),
-    (dict(dataset="PLAIN"), "rows are no such pairs; the first of them has prompt, completion"),
-    (dict(init_from="CAUSAL", order="left"), "known: take exact")])  # fmt: skip
+    (dict(dataset="plain.jsonl"), "rows are no such pairs; the first of them has prompt, completion"),
+    (dict(init_from="causal", order="left"), "known: take exact")])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes, words):
-    if changes.get("dataset"):
-        changes = dict(dataset=f"{place}/plain.jsonl")
-    if changes.get("init_from") == "CAUSAL":
-        changes = changes | dict(init_from=f"{place}/causal")
+    files = {key: f"{place}/{changes[key]}" for key in ("dataset", "init_from") if changes.get(key)}
     with pytest.raises(ValueError, match=words):
-        prepare(tiny(**changes), train.train)
+        prepare(tiny(**changes | files), train.train)
 
 
 def test_the_pairs_of_countdown_are_a_right_and_a_wrong_answer():

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from shared import all_paths
+from shared import all_paths, slow
 
 import config
 import diffusion
@@ -47,7 +47,7 @@ MASK = jnp.arange(4) < jnp.array([[4], [2], [3]])
 COUNTS = np.asarray(MASK)  # to index with
 ADV = jnp.array([1.2, -0.8, -0.4])
 LEVELS, SCALES = ("token", "sequence"), ("group", "batch", "none")
-QUICK = "token", pytest.param("sequence", marks=pytest.mark.slow)
+QUICK = "token", slow("sequence")
 
 
 def close(a, b, tol=1e-5, message=""):
@@ -65,7 +65,6 @@ def evaluate(cfg, logp=NEW, old=OLD, ref=REF, adv=ADV, mask=MASK, weight=None, m
 
 
 # ---- the original's numbers ----
-
 STALE = """not what TRL's own loss code (f2cd577, July 2026) says of these arrays, at clip 0.2 and 0.28, cispo's cap 5,
 at most 4 tokens and one process. Only if TRL itself has changed since: run its code again and copy the new numbers."""
 GOLDEN = {  # (loss, ratio): the loss at kl_beta 0 and 0.04
@@ -80,8 +79,8 @@ GOLDEN = {  # (loss, ratio): the loss at kl_beta 0 and 0.04
 RATIOS = {"high_mean": 0.222222, "region_mean": 0.222222, "high_max": 0.5, "low_mean": 0, "low_min": 0}
 
 
-@pytest.mark.parametrize("loss, level", [pytest.param(*which, marks=[] if which == ("grpo", "sequence") or (
-    which[1] == "token") else [pytest.mark.slow]) for which in GOLDEN])  # fmt: skip
+@pytest.mark.parametrize("loss, level", [
+    which if which == ("grpo", "sequence") or which[1] == "token" else slow(*which) for which in GOLDEN])
 def test_losses_and_their_metrics_are_trls(loss, level):
     for beta, expected in zip((0.0, 0.04), GOLDEN[loss, level], strict=True):
         value, _, metrics = evaluate(LossConfig(loss=loss, ratio=level, clip_high=0.28, kl_beta=beta))
@@ -95,8 +94,6 @@ def test_losses_and_their_metrics_are_trls(loss, level):
 
 
 # ---- advantages ----
-
-
 def opinions(seed, R=2, N=3, G=4):
     """Draw rewards (R, N, G), a fifth of them nan, but at least two different ones in each group."""
     rng = np.random.default_rng(seed)
@@ -145,21 +142,20 @@ def test_a_group_of_equal_rewards_has_advantages_of_exactly_0(value, G, scale, e
     assert (advantages(r[:, :2], normalize="each", eps=eps) == 0).all()
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_left_out_of_its_own_baseline_a_reward_is_compared_with_the_mean_of_the_others(scale):
+def test_left_out_of_its_own_baseline_a_reward_is_compared_with_the_mean_of_the_others():
     r = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     expected = np.array([[row[i] - np.delete(row, i).mean() for i in range(4)] for row in r])
-    expected /= {"group": r.std(1, ddof=1, keepdims=True), "batch": r.std(ddof=1), "none": 1}[scale]
-    close(advantages(jnp.array(r)[None], baseline="loo", scale=scale, eps=0), expected)
+    for scale, std in (("group", r.std(1, ddof=1, keepdims=True)), ("batch", r.std(ddof=1)), ("none", 1)):
+        close(advantages(jnp.array(r)[None], baseline="loo", scale=scale, eps=0), expected / std)
 
 
-@pytest.mark.parametrize("baseline", ["mean", "loo"])
-def test_completions_without_opinions_are_left_out_and_a_single_opinion_gives_no_advantage(baseline):
+def test_completions_without_opinions_are_left_out_and_a_single_opinion_gives_no_advantage():
     nan = np.nan
     r = jnp.array([[[1, nan, 3, nan, 8], [nan, nan, 5, nan, nan], [nan] * 5]], jnp.float32)
-    a = np.asarray(advantages(r, baseline=baseline))
-    close(a[0, [0, 2, 4]], advantages(jnp.array([[[1.0, 3, 8]]]), baseline=baseline)[0])
-    assert (a[0, [1, 3]] == 0).all() and (a[1:] == 0).all()
+    for baseline in ("mean", "loo"):
+        a = np.asarray(advantages(r, baseline=baseline))
+        close(a[0, [0, 2, 4]], advantages(jnp.array([[[1.0, 3, 8]]]), baseline=baseline)[0])
+        assert (a[0, [1, 3]] == 0).all() and (a[1:] == 0).all()
 
 
 @pytest.mark.parametrize("p", [0.05, 0.4])
@@ -186,14 +182,9 @@ def test_wd1s_weights_are_two_softmaxes_and_sum_to_0():
     some = wd1.weights(jnp.array(a, jnp.float32), judged)
     close(some[judged] / 4, wd1.weights(jnp.array(a[:, judged[0]], jnp.float32))[0] / 3)
     assert some[0, 1] == 0 != some[0, 3]
-
-
-def test_groups_of_equal_rewards_have_no_weight_in_wd1_and_do_not_change_the_others():
-    a = jnp.array([[2.0, -1.0, -1.0], [0, 0, 0]])
-    w = wd1.weights(a)
-    assert not w[1].any()
-    close(w[0] / 6, wd1.weights(a[:1])[0] / 3)
-    assert not wd1.weights(a[1:]).any()
+    beside = wd1.weights(jnp.array([*a, [0] * 4], jnp.float32))  # a group of equal rewards
+    assert not beside[1].any() and not wd1.weights(jnp.zeros((1, 4))).any()
+    close(beside[0] / 8, w[0] / 4)
 
 
 def test_the_kl_of_wd1_does_not_grow_with_the_batch():
@@ -204,9 +195,7 @@ def test_the_kl_of_wd1_does_not_grow_with_the_batch():
 
 
 # ---- the ratio ----
-
-
-@pytest.mark.parametrize("level", [*QUICK, pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", [*QUICK, slow("none")])
 @pytest.mark.parametrize("name", grpo.LOSSES)
 def test_the_first_update_has_a_ratio_of_one_and_is_reinforce(name, level):
     cfg = LossConfig(loss=name, ratio=level)
@@ -246,8 +235,6 @@ def test_no_gradient_reaches_the_old_policy_the_reference_or_the_rewards():
 
 
 # ---- clipping ----
-
-
 @functools.partial(jax.vmap, in_axes=(0, None, None))
 def at(rho, A, cfg):
     """Compute the loss of a token with this ratio and advantage, and its gradient with respect to log p = -1."""
@@ -286,14 +273,10 @@ def test_a_ratio_that_lies_on_a_bound_has_the_gradient_that_torch_gives_it(A):
         assert float(ours) == torchs(rho, low, high), (rho, low, high)
 
 
-def test_cispos_weight_stops_at_its_cap_but_never_its_gradient():
-    for A in (GOOD, BAD):
+def test_cispos_weight_stops_at_its_cap_but_never_its_gradient_and_sapo_fades_where_others_clip():
+    for A, tau in ((GOOD, 1.0), (BAD, 1.05)):  # faster for a bad token
         capped = LossConfig("cispo", own=cispo.Keys(cispo_cap=3.0))
         close(at(RHO, A, capped), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
-
-
-def test_sapo_fades_where_others_clip_and_faster_for_a_bad_token():
-    for A, tau in ((GOOD, 1.0), (BAD, 1.05)):
         s = 1 / (1 + np.exp(-tau * (RHO - 1)))
         close(at(RHO, A, LossConfig("sapo")), (-A * 4 / tau * s, -A * 4 * s * (1 - s) * RHO))
 
@@ -305,22 +288,22 @@ def test_metrics_count_tokens_that_are_clipped_not_padding():
     close([low[f"clip_ratio/{k}"] for k in names], [7 / 9, 1 / 3, 7 / 9, 0])
     _, _, high = evaluate(LossConfig(), old=OLD.at[0].set(NEW[0]), adv=jnp.ones(3))
     close([high[f"clip_ratio/{k}"] for k in ("high_mean", "high_max", "low_mean")], [1 / 9, 1 / 3, 0])
+    ratio, ones, share = jnp.array([[0.5, 1, 0.5, 0.5]]), jnp.ones((1, 4)), jnp.array([[2.0, 2, 0, 0]])
+    drawn = grpo.LossBatch(-jnp.ones(1), ones > 0, ones, share / 4, share=share)  # half of the tokens, for all
+    found = grpo.clip_metrics(ratio, drawn, LossConfig())
+    close([found["clip_ratio/low_mean"], found["clip_ratio/low_min"]], [1 / 2, 1 / 2])
 
 
-def test_the_largest_ratio_is_that_of_a_token_that_counts_also_if_all_are_below_1():
-    _, _, metrics = evaluate(LossConfig(loss="grpo"), logp=OLD - 0.5 - 0.1 * jnp.arange(4), mask=MASK)
-    close(metrics["ratio_max"], np.exp(-0.5))
-
-
-def test_other_metrics_are_means_over_tokens_not_padding():
+def test_other_metrics_are_of_tokens_not_padding():
     _, _, metrics = evaluate(LossConfig())
     d = np.asarray(NEW - OLD)[COUNTS]
     close([metrics[k] for k in ("ratio_max", "approx_kl", "logp")],
           [np.exp(0.3), (np.exp(d) - 1 - d).mean(), np.asarray(NEW)[COUNTS].mean()])  # fmt: skip
+    _, _, low = evaluate(LossConfig(loss="grpo"), logp=OLD - 0.5 - 0.1 * jnp.arange(4))
+    close(low["ratio_max"], np.exp(-0.5))  # also if all are below 1
 
 
 # ---- the KL, over all of a vocabulary ----
-
 THETA, REF_THETA, OLD_THETA = jax.random.normal(jax.random.key(3), (3, 5))
 
 
@@ -342,17 +325,14 @@ def expected_kl(theta, est, old=None):
 
 
 def test_the_gradient_of_an_estimate_of_the_kl_is_that_of_a_kl():
-    reverse, forward = jax.grad(kl)(THETA, REF_THETA), jax.grad(kl, 1)(REF_THETA, THETA)
+    """On samples of an old policy, only the ratio keeps k3 the KL."""
+    value, reverse = jax.value_and_grad(kl)(THETA, REF_THETA)
+    forward = jax.grad(kl, 1)(REF_THETA, THETA)
     assert abs(reverse - forward).max() > 0.1
     for est, expected in (("k2", reverse), ("k3", forward), ("k3_ratio", reverse)):
         close(expected_kl(THETA, est)[1], expected, 1e-6)
-
-
-def test_on_samples_of_an_old_policy_only_the_ratio_keeps_k3_the_kl():
-    value, grad = jax.value_and_grad(kl)(THETA, REF_THETA)
     close(expected_kl(THETA, "k3")[0], value, 1e-6)
-    close(expected_kl(THETA, "k3_ratio", OLD_THETA)[0], value, 1e-6)
-    close(expected_kl(THETA, "k3_ratio", OLD_THETA)[1], grad, 1e-6)
+    jax.tree.map(lambda a, b: close(a, b, 1e-6), expected_kl(THETA, "k3_ratio", OLD_THETA), (value, reverse))
     assert abs(expected_kl(THETA, "k3", OLD_THETA)[0] - value) > 0.1
 
 
@@ -379,19 +359,15 @@ PAIRS, PAIRS_NOW = jax.random.normal(jax.random.key(5), (2, 4, 3))
 
 
 def test_the_k2_of_a_sequence_has_the_gradient_of_its_kl_and_that_of_tokens_has_not():
-    _, exact = kl_of_pairs(PAIRS_NOW, None)
-    _, of_sequence = kl_of_pairs(PAIRS_NOW, "k2_sequence")  # weights add up to 2 per completion, over a length of 2
-    close(of_sequence, exact, 1e-6)
-    _, of_tokens = kl_of_pairs(PAIRS_NOW, "k2")
+    exact, of_sequence, of_tokens = (kl_of_pairs(PAIRS_NOW, est)[1] for est in (None, "k2_sequence", "k2"))
+    close(of_sequence, exact, 1e-6)  # weights add up to 2 per completion, over a length of 2
     assert abs(of_tokens - exact).max() > 0.05
 
 
 # ---- what counts, and how much ----
-
-
 @pytest.mark.parametrize("level", QUICK)
 @pytest.mark.parametrize("name", grpo.LOSSES)
-def test_padding_has_no_gradient_and_changes_no_value(name, level):
+def test_padding_and_completions_that_are_masked_out_have_no_gradient_and_change_no_value(name, level):
     cfg = LossConfig(loss=name, ratio=level, kl_beta=0.1)
     noisy = lambda x, by: jnp.where(MASK, x, by * x)
     value, grad, metrics = evaluate(cfg)
@@ -399,14 +375,8 @@ def test_padding_has_no_gradient_and_changes_no_value(name, level):
     assert (grad[~COUNTS] == 0).all() and (grad[COUNTS] != 0).any()
     close(grad, other_grad, 1e-6)
     if name != "luspo":  # the value of that one has padding in it, as in TRL
-        close(value, other, 1e-6)
-        close(list(metrics.values()), list(other_metrics.values()), 1e-6)
-
-
-@pytest.mark.parametrize("level", QUICK)
-@pytest.mark.parametrize("name", grpo.LOSSES)
-def test_a_completion_that_is_masked_out_adds_nothing(name, level):
-    cfg, mask = LossConfig(loss=name, ratio=level, kl_beta=0.1), MASK.at[1].set(False)
+        close([value, *metrics.values()], [other, *other_metrics.values()], 1e-6)
+    mask = MASK.at[1].set(False)
     a = evaluate(cfg, mask=mask)
     b = evaluate(cfg, NEW.at[1].add(2), OLD.at[1].add(-1), REF.at[1].add(5), ADV.at[1].set(9), mask)
     assert a[0] == b[0] and (a[1] == b[1]).all() and not a[1][1].any() and a[1].any()
@@ -436,26 +406,21 @@ def test_micro_batches_add_up_to_the_batch(name):
 def test_what_the_weights_sum_to():
     """Lengths 4, 2, 3, of at most 5, in a batch of three."""
     per_row = lambda name, **more: np.asarray(grpo.token_weights(name, MASK, 5, **more).sum(1))
-    for name in ("grpo", "sapo"):
-        close(per_row(name), [1 / 3] * 3)
-    for name in ("dapo", "cispo", "bnpo"):
-        close(per_row(name), [4 / 9, 2 / 9, 3 / 9])
+    each = {"grpo": 1 / 3, "sapo": 1 / 3, "dr_grpo": np.array([4, 2, 3]) / 15, "wd1": np.array([4, 2, 3]) / 3,
+            "luspo": 4 * np.array([4, 2, 3]) / 15} | dict.fromkeys(("dapo", "cispo", "bnpo"), np.array([4, 2, 3]) / 9)
+    assert set(each) == set(grpo.LOSSES)
+    wide = jnp.pad(MASK, ((0, 0), (3, 0)))  # columns of the prompt in front change nothing
+    for name, sums in each.items():
+        close(per_row(name), sums)
+        assert (grpo.token_weights(name, wide, 5)[:, 3:] == grpo.token_weights(name, MASK, 5)).all()
+        assert name == "luspo" or (np.asarray(grpo.token_weights(name, MASK, 5) > 0) == COUNTS).all()
     close(per_row("bnpo", micro_batches=3), [1 / 3] * 3)
     close(grpo.token_weights("bnpo", jnp.tile(MASK, (2, 1)), 5, micro_batches=2),
           jnp.tile(grpo.token_weights("dapo", MASK, 5), (2, 1)) / 2)  # fmt: skip
-    close(per_row("dr_grpo"), [4 / 15, 2 / 15, 3 / 15])
-    close(per_row("wd1"), [4 / 3, 2 / 3, 3 / 3])
     close(grpo.token_weights("grpo", jnp.arange(4)[None] < jnp.array([[1], [4]]), 4).sum(1), [0.5, 0.5], 1e-6)
-    close(grpo.token_weights("luspo", MASK, 4).sum(1), [4 / 3, 2 / 3, 3 / 3])
-    wide = jnp.pad(MASK, ((0, 0), (3, 0)))  # columns of the prompt in front change nothing
-    for name in grpo.LOSSES:
-        assert (grpo.token_weights(name, wide, 4)[:, 3:] == grpo.token_weights(name, MASK, 4)).all()
-    for name in set(grpo.LOSSES) - {"luspo"}:
-        assert (np.asarray(grpo.token_weights(name, MASK, 5) > 0) == COUNTS).all()
 
 
-@pytest.mark.parametrize("name", ["token", "sequence", "constant", "sum"])
-def test_how_tokens_are_added_up_is_chosen_independently_of_how_they_are_clipped(name):
+def test_how_tokens_are_added_up_is_chosen_independently_of_how_they_are_clipped():
     """By hand: the loss of each token, clipped as in PPO or CISPO, added up in each of four ways."""
     rho, A = np.exp(np.asarray(NEW - OLD)), np.asarray(ADV)[:, None]
     per = {"dapo": -np.minimum(rho * A, rho.clip(0.8, 1.2) * A), "cispo": -np.minimum(rho, 5) * A * np.asarray(NEW)}
@@ -463,8 +428,9 @@ def test_how_tokens_are_added_up_is_chosen_independently_of_how_they_are_clipped
         rows = [row[counts] for row, counts in zip(terms, COUNTS, strict=True)]
         ways = {"token": np.concatenate(rows).mean(), "sequence": np.mean([row.mean() for row in rows]),
                 "constant": sum(row.sum() for row in rows) / (3 * 5), "sum": np.mean([row.sum() for row in rows])}
-        weight = grpo.token_weights(loss, MASK, 5, aggregation=name)
-        assert evaluate(LossConfig(loss), weight=weight)[0] == pytest.approx(ways[name], abs=1e-5)
+        for name, way in ways.items():
+            weight = grpo.token_weights(loss, MASK, 5, aggregation=name)
+            assert evaluate(LossConfig(loss), weight=weight)[0] == pytest.approx(way, abs=1e-5)
 
 
 def test_the_kl_is_logged_as_it_enters_the_loss():
@@ -488,8 +454,6 @@ def test_entropy_is_a_bonus_on_the_tokens_that_count():
 
 
 # ---- the reference ----
-
-
 @pytest.mark.parametrize("mode, moves", [
     ("static", lambda r, p, n: r), ("ema", lambda r, p, n: 0.9 * r + 0.1 * p),
     ("periodic", lambda r, p, n: r if n % 3 else 0.25 * r + 0.75 * p)])  # fmt: skip
@@ -507,7 +471,6 @@ def test_the_reference_follows_the_policy_as_its_mode_says(mode, moves):
 
 
 # ---- all of it, exactly: three real tokens, three holes, every path of the sampler ----
-
 HOLE = 3
 CFG = model.ModelConfig(vocab_size=4, n_layer=1, n_head=2, d_model=16, rope_theta=3.0, mask_id=HOLE)
 START = jax.jit(model.init, static_argnames="cfg")(jax.random.key(4), CFG)
@@ -601,8 +564,8 @@ PLANS = {  # and of how many orders their paths are
 }
 
 
-@pytest.mark.parametrize("plan", [pytest.param(p, marks=[] if (p.order, p.steps) == ("confidence", 3) else [
-    pytest.mark.slow]) for p in PLANS], ids=lambda p: f"{p.order}-{p.rule}-{p.steps}")
+@pytest.mark.parametrize("plan", [p if (p.order, p.steps) == ("confidence", 3) else slow(p) for p in PLANS],
+                         ids=lambda p: f"{p.order}-{p.rule}-{p.steps}")  # fmt: skip
 def test_on_policy_the_trace_gives_exactly_the_gradient_of_the_expected_reward(plan):
     x, step, chance = paths(plan)
     T, reward = plan.temperature, REWARD[tuple(x.T)]
@@ -663,18 +626,6 @@ def test_tokens_after_the_end_have_to_be_scored_for_the_gradient_of_the_expected
     assert everything.all() and not up_to_end.all()
 
 
-@pytest.mark.slow
-def test_the_enumerated_paths_are_those_of_the_sampler():
-    plan = list(PLANS)[2]
-    x, step, _ = paths(plan)
-    known = {(*a, *b): n for n, (a, b) in enumerate(zip(x.tolist(), step.tolist(), strict=True))}
-    z = with_prompt(np.full((64, 3), HOLE), 1)
-    filled, trace = sample.generate(PARAMS, jax.random.key(1), z, CFG, plan)
-    rows = [known[tuple(row)] for row in np.concatenate([filled[:, 1:], trace["step"][:, 1:]], 1).tolist()]
-    close(trace["logp"][:, 1:], np.log(probabilities(PARAMS, x, step, plan.temperature))[jnp.array(rows)], 1e-4)
-    assert len(set(rows)) > 9
-
-
 def test_the_mean_of_one_opinion_is_that_opinion_and_none_has_no_spread():
     mean, std, n = grpo.moments(jnp.array([[3.0, np.nan], [np.nan, np.nan], [3.0, 5.0]]), 1)
     close(mean[:, 0], [3, 0, 4])
@@ -682,11 +633,11 @@ def test_the_mean_of_one_opinion_is_that_opinion_and_none_has_no_spread():
     assert n[:, 0].tolist() == [1, 0, 2]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_ratio_ends_at_e_to_the_20(level):
+def test_a_ratio_ends_at_e_to_the_20():
     far = jnp.array([[30.0], [20.0], [19.5], [-19.5], [-20.0], [-30.0]])
-    ratio = grpo.ratios(far, jnp.zeros((6, 1)), jnp.ones((6, 1), bool), level)
-    close(jnp.log(ratio[:, 0]), [20, 20, 19.5, -19.5, -20, -20])
+    for level in LEVELS:
+        ratio = grpo.ratios(far, jnp.zeros((6, 1)), jnp.ones((6, 1), bool), level)
+        close(jnp.log(ratio[:, 0]), [20, 20, 19.5, -19.5, -20, -20])
 
 
 def test_a_value_on_a_bound_is_not_limited():

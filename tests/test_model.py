@@ -1,5 +1,6 @@
 """model.py: one transformer, checked against LLaDA's own outputs, transformers' Llama and Qwen, and itself."""
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
@@ -52,29 +53,15 @@ def but_mask(x, mask_id=308):
 
 
 # ---- parity ----
-
-
-def test_logits_equal_those_of_the_original_llada_code(expected):
-    params, cfg = checkpoint.load(FIXTURE)
-    close(but_mask(logits_of(params, expected["ids_full"], cfg)), but_mask(expected["logits_full"]))
-
-
-def test_logits_of_a_padded_batch_equal_those_of_the_original(expected):
-    params, cfg = checkpoint.load(FIXTURE)
-    valid = expected["mask_pad"].astype(bool)
-    ours = logits_of(params, expected["ids_pad"], cfg, jnp.asarray(valid))
-    close(but_mask(ours)[valid], but_mask(expected["logits_pad"])[valid])
-
-
-def test_sharded_bfloat16_files_load_like_the_original(expected):
-    params, cfg = checkpoint.load(f"{FIXTURE}/sharded_bf16")
-    close(but_mask(logits_of(params, expected["ids_full"][:1], cfg)[0]), but_mask(expected["logits_full_bf16w"]))
-
-
-def test_hidden_states_layer_by_layer(expected):
-    params, cfg = checkpoint.load(FIXTURE)
-    close(params["embed"][expected["ids_full"][0]], expected["hidden_full"][0])
-    close(model.trunk(params, expected["ids_full"][:1], cfg)[0], expected["hidden_full"][-1])
+@pytest.mark.parametrize("folder, ids, logits", [
+    ("", "ids_full", "logits_full"), ("", "ids_pad", "logits_pad"), ("/sharded_bf16", "ids_full", "logits_full_bf16w")])
+def test_logits_equal_those_of_the_original_llada_code(expected, folder, ids, logits):
+    params, cfg = checkpoint.load(FIXTURE + folder)
+    valid = expected["mask_pad"].astype(bool) if "pad" in ids else np.ones(expected[ids].shape, bool)
+    ours = but_mask(logits_of(params, expected[ids], cfg, jnp.asarray(valid)))
+    if folder:  # of the first row
+        ours, valid = ours[0], valid[0]
+    close(ours[valid], but_mask(expected[logits])[valid])
 
 
 AUTOREGRESSIVE = {
@@ -161,8 +148,6 @@ def test_dream_is_qwen2_that_looks_both_ways_and_ignores_padding(tmp_path):
 
 
 # ---- what sees what ----
-
-
 def moved_logits(cfg, at):
     """Positions whose logits move when the token at `at` changes."""
     params = model.init(KEY, cfg)
@@ -172,12 +157,15 @@ def moved_logits(cfg, at):
     return set(np.flatnonzero(np.asarray(difference) > 1e-7).tolist())
 
 
-def test_a_denoiser_sees_every_position():
-    assert moved_logits(DENOISER, 4) == set(range(12))
+GEMMA2 = dataclasses.replace(AUTOREGRESSIVE["gemma2"], n_layer=1, window=3)
 
 
-def test_a_causal_model_sees_only_what_is_left_of_a_token():
-    assert moved_logits(CAUSAL, 4) == set(range(5, 12))
+@pytest.mark.parametrize("cfg, sees", [
+    (DENOISER, range(12)), (CAUSAL, range(5, 12)),
+    (GEMMA2, range(5, 8)),  # token 8 is predicted from position 7, which sees 5, 6 and 7
+    (dataclasses.replace(GEMMA2, n_layer=2), range(5, 12))], ids=["denoiser", "causal", "gemma", "gemma of 2 blocks"])
+def test_what_sees_a_token(cfg, sees):
+    assert moved_logits(cfg, 4) == set(sees)
 
 
 @pytest.mark.slow
@@ -219,12 +207,6 @@ def test_params_kept_in_16_bits_compute_what_float32_params_compute_in_16_bits()
     np.testing.assert_array_equal(*(model.logits(p, TOKENS, cfg) for p in (params, model.cast(params, "bfloat16"))))
 
 
-def test_every_second_block_of_gemma_sees_a_window_only():
-    cfg = dataclasses.replace(AUTOREGRESSIVE["gemma2"], n_layer=1, window=3)
-    assert moved_logits(cfg, 4) == {5, 6, 7}  # token 8 is predicted from position 7, which sees 5, 6 and 7
-    assert moved_logits(dataclasses.replace(cfg, n_layer=2), 4) == set(range(5, 12))
-
-
 @pytest.mark.slow
 def test_a_causal_model_may_have_a_mask_beyond_its_vocabulary_that_bans_nothing():
     cfg, params = dataclasses.replace(CAUSAL, mask_id=40), model.init(KEY, CAUSAL)
@@ -237,42 +219,25 @@ def test_a_causal_model_may_have_a_mask_beyond_its_vocabulary_that_bans_nothing(
 def test_ids_may_be_the_first_and_the_last_of_a_vocabulary():
     for mask_id in (0, 7):
         model.ModelConfig(vocab_size=8, mask_id=mask_id, eos_id=7 - mask_id)
-    for mask_id in (-1, 8):
-        with pytest.raises(ValueError, match=f"mask_id={mask_id} is outside the vocabulary of 8 ids"):
-            model.ModelConfig(vocab_size=8, mask_id=mask_id)
 
 
-def test_gemma_multiplies_embeddings_by_the_root_of_the_width():
+def test_gemma_multiplies_embeddings_by_the_root_of_the_width_and_its_gains_are_one_more_than_what_is_stored():
     cfg = dataclasses.replace(CAUSAL, gemma=True)
-    params = model.init(KEY, cfg)
-    rows = params["embed"][TOKENS]
-    close(model.embed(params, TOKENS, cfg), rows * cfg.d_model**0.5, 1e-5)
-    close(model.embed(params, TOKENS, CAUSAL), rows, 0)
-
-
-def test_gemmas_gains_are_one_more_than_what_is_stored():
-    params = {"embed": jnp.ones((2, 2)), "norm": jnp.array([0.5, -0.5]), "blocks": {"q_norm": jnp.zeros(2)}}
-    prepared = model.prepared(params, dataclasses.replace(CAUSAL, gemma=True))
+    params = {"embed": jnp.ones((2, 32)), "norm": jnp.array([0.5, -0.5]), "blocks": {"q_norm": jnp.zeros(2)}}
+    close(model.embed(params, jnp.array([[1]]), cfg), cfg.d_model**0.5, 1e-5)
+    close(model.embed(params, jnp.array([[1]]), CAUSAL), 1, 0)
+    prepared = model.prepared(params, cfg)
     close(prepared["norm"], [1.5, 0.5], 0)
     close(prepared["blocks"]["q_norm"], [1, 1], 0)
     close(prepared["embed"], 1, 0)
 
 
-@pytest.mark.parametrize("at", range(4))
-def test_numbers_that_stretch_positions_are_above_0(at):
-    numbers = [8.0, 1.0, 4.0, 8192.0]
-    model.ModelConfig(rope_scaling=tuple(numbers))
-    numbers[at] = 0.0
-    with pytest.raises(ValueError, match="expected four numbers above 0"):
-        model.ModelConfig(rope_scaling=tuple(numbers))
-
-
-def test_a_judge_reads_the_mean_of_the_states():
-    cfg = model.ModelConfig(vocab_size=40, n_layer=1, n_head=2, d_model=8, mask_id=39)
-    params = model.init(KEY, cfg, 1)
+@pytest.mark.parametrize("cfg, read", [(DENOISER, lambda h: h[:, 2:].mean(1)), (CAUSAL, lambda h: h[:, -1])])
+def test_a_judge_reads_the_mean_of_the_states_or_a_causal_one_the_last(cfg, read):
+    params = model.init(KEY, cfg, n_out=1)
     valid = jnp.arange(TOKENS.shape[1])[None] >= jnp.array([[2]] * len(TOKENS))
     states = model.trunk(params, TOKENS, cfg, valid)
-    close(model_judge.rate(params, TOKENS, cfg, valid), states[:, 2:].mean(1) @ params["head"][:, 0], 1e-5)
+    close(model_judge.rate(params, TOKENS, cfg, valid), read(states) @ params["head"][:, 0], 1e-5)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -293,11 +258,6 @@ def test_a_seed_is_the_same_model_in_every_version():
     close(params["embed"][0, :3], [0.16029397, 0.01181293, -0.7383013], 1e-6)
     close(params["blocks"]["q"][0, 0, :3], [-0.02714659, 0.6162043, 0.34075046], 1e-6)
     close(params["blocks"]["down"][0, 0, :3], [0.26219064, -0.06388114, -0.5439223], 1e-6)
-
-
-def test_the_mask_token_can_never_be_predicted():
-    probability = jax.nn.softmax(logits_of(model.init(KEY, DENOISER), TOKENS, DENOISER))
-    assert float(probability[..., DENOISER.mask_id].max()) == 0
 
 
 def test_a_shifted_model_is_aligned_by_the_readout_alone():
@@ -328,13 +288,12 @@ def test_a_window_of_logits_is_that_window_of_all_logits(changes):
     jax.tree.map(lambda a, b: close(a, b, 1e-4), ours, theirs)
 
 
-@pytest.mark.parametrize("cfg", [pytest.param(DENOISER, id="denoiser"),
-                                 pytest.param(CAUSAL, id="causal", marks=pytest.mark.slow)])
-def test_left_padding_changes_nothing(cfg):
-    params = model.init(KEY, cfg)
+def test_left_padding_changes_nothing():
+    """Of a causal model; of a denoiser, see LLaDA's own logits."""
+    params = model.init(KEY, CAUSAL)
     padded = jnp.concatenate([jnp.full((3, 5), 37), TOKENS], 1)
     valid = jnp.arange(17) >= jnp.full((3, 1), 5)
-    close(logits_of(params, padded, cfg, valid)[:, 5:], logits_of(params, TOKENS, cfg), 1e-5)
+    close(logits_of(params, padded, CAUSAL, valid)[:, 5:], logits_of(params, TOKENS, CAUSAL), 1e-5)
 
 
 def test_grouped_query_attention_is_full_attention_with_repeated_heads():
@@ -415,12 +374,11 @@ def test_llama_31_slows_slow_turns_down_leaves_fast_ones_alone_and_goes_linearly
     close(np.arctan2(sin, cos).ravel(), expected, 1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_recomputing_blocks_changes_no_gradient(dtype):
-    cfg = dataclasses.replace(DENOISER, dtype=dtype)
-    params = model.init(KEY, cfg)
+def test_recomputing_blocks_changes_no_gradient():
+    params = model.init(KEY, DENOISER)
     gradient = lambda cfg: jax.jit(jax.grad(lambda p: jnp.mean(model.logits(p, TOKENS, cfg)[..., :30] ** 2)))(params)
-    jax.tree.map(lambda a, b: close(a, b, 1e-6), gradient(cfg), gradient(dataclasses.replace(cfg, remat=True)))
+    again = gradient(dataclasses.replace(DENOISER, remat=True))
+    jax.tree.map(lambda a, b: close(a, b, 1e-6), gradient(DENOISER), again)
 
 
 @pytest.mark.slow
@@ -509,14 +467,6 @@ def test_bfloat16_is_close_and_its_logits_are_float32():
 
 
 # ---- judges ----
-
-
-def test_a_causal_judge_reads_the_last_token():
-    params = model.init(KEY, CAUSAL, n_out=1)
-    last = model.trunk(params, TOKENS, CAUSAL)[:, -1] @ params["head"][:, 0]
-    close(model_judge.rate(params, TOKENS, CAUSAL, jnp.ones(TOKENS.shape, bool)), last, 1e-6)
-
-
 # ---- a cache of keys and values ----
 
 
@@ -574,7 +524,6 @@ def test_a_denoiser_made_of_a_causal_model_is_that_model_without_its_mask(name, 
 
 
 # ---- folders ----
-
 SAVED = {
     "llada": DENOISER,
     "llada tied": dataclasses.replace(DENOISER, tie_embeddings=True),
@@ -597,16 +546,13 @@ def test_save_and_load_are_inverse(name, n_out, tmp_path):
     assert loaded_cfg == dataclasses.replace(cfg, d_head=loaded_cfg.d_head, n_kv_head=2, d_ff=cfg.ff, mask_id=mask_id)
 
 
-@pytest.mark.parametrize("changes", [dict(window=4), dict(qkv_bias=True, gemma=True)])
-def test_what_only_gemma_has_is_not_lost_when_saving(changes, tmp_path):
-    cfg = dataclasses.replace(CAUSAL if "gemma" in changes else DENOISER, **changes)
-    with pytest.raises(ValueError, match="no Hugging Face family has .*gemma=True"):
-        huggingface.save(tmp_path, model.init(KEY, cfg), cfg)
-
-
-def test_a_switch_that_no_family_has_is_named_when_saving(tmp_path):
-    cfg = dataclasses.replace(DENOISER, shift=True)
-    with pytest.raises(ValueError, match="qkv_bias=False"):
+@pytest.mark.parametrize("cfg, changes, named", [
+    (DENOISER, dict(shift=True), "qkv_bias=False"),
+    (DENOISER, dict(window=4), "no Hugging Face family has .*gemma=True"),
+    (CAUSAL, dict(qkv_bias=True, gemma=True), "no Hugging Face family has .*gemma=True")])
+def test_switches_that_no_family_has_are_named_when_saving(cfg, changes, named, tmp_path):
+    cfg = dataclasses.replace(cfg, **changes)
+    with pytest.raises(ValueError, match=named):
         huggingface.save(tmp_path, model.init(KEY, cfg), cfg)
 
 
@@ -626,10 +572,20 @@ def copy_fixture(tmp_path, **changes):
     (dict(mask_token_id=None), "no mask_token_id: a model of the family llada fills masks"),
     (dict(mask_token_id=10**6), "config.json: mask_id=1000000 is outside the vocabulary"),
     (dict(mask_token_id=305), "config.json: mask_id=305, eos_id=305, .* a mask must look like none"),
-])  # fmt: skip
-def test_what_does_not_fit_is_named(change, named, tmp_path):
-    with pytest.raises(ValueError, match=named):
+    (dict(model_type=["llada"]), r"model_type is \['llada'\]; known families"),
+    (dict(model_type={}), "model_type is {}"),
+    (dict(model_type=None), "model_type is None"), (dict(n_layers=10**9), "n_layers=1000000000: no model has more"),
+    (dict(eos_token_id=["a"]), "eos_id='a': expected"), (dict(eos_token_id={}), "eos_id={}: expected"),
+    (dict(rope_scaling=[8.0]), r"rope_scaling=\[8.0\]: expected an object"),
+    (dict(rope_parameters="no"), "rope_parameters='no'"),
+    (dict(n_heads=0), "n_head=0 must be at least 1"), (dict(d_model=10**12), "has the shape"),
+    (dict(embedding_size=10**12), "has the shape"), (dict(n_layers="3"), "n_layer='3': expected a whole number"),
+    (dict(mask_token_id=[1]), r"mask_id=\[1\]: expected"), (dict(layer_types={"a": 1}), "layer_types=")])
+def test_a_wrong_or_hostile_config_is_one_sentence_and_soon(change, named, tmp_path):
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match=named) as e:
         checkpoint.load(copy_fixture(tmp_path, **change))
+    assert "\n" not in str(e.value) and time.perf_counter() - start < 5
 
 
 @pytest.mark.parametrize("change, named", [
@@ -642,42 +598,16 @@ def test_what_does_not_fit_is_named(change, named, tmp_path):
     (dict(dlm_paradigm="bidirectional"), "dlm_paradigm='bidirectional'"), (dict(is_causal=False), "is_causal=False"),
     (dict(architectures=None, mask_token_id=30), "mask_token_id=30"),  # of a class without a name
     (dict(auto_map={"AutoModel": "modeling.Model"}, mask_token_id=30), "mask_token_id=30"),  # which brings its own code
-])  # fmt: skip
-def test_a_llama_that_computes_something_else_is_refused(change, named, tmp_path):
+    (dict(architectures=["LLaMAForCausalLM"]), None), (dict(architectures=["LlamaForSequenceClassification"]), None),
+    (dict(is_causal=True), None), (dict(mask_token_id=30), None),  # as a causal model of ours has it
+    (dict(architectures=None, mask_token_id=None), None),
+    (dict(auto_map={"AutoModel": "m.Model"}, mask_token_id=None), None)])
+def test_a_llama_opens_under_any_of_its_names_but_not_if_it_computes_something_else(change, named, tmp_path):
     huggingface.save(tmp_path, model.init(KEY, CAUSAL), CAUSAL)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(ValueError, match=named):
-        checkpoint.load(tmp_path)
-
-
-@pytest.mark.parametrize("change", [
-    dict(architectures=["LLaMAForCausalLM"]), dict(architectures=["LlamaForSequenceClassification"]),
-    dict(is_causal=True), dict(mask_token_id=30),  # as a causal model of ours has it
-    dict(architectures=None, mask_token_id=None), dict(auto_map={"AutoModel": "m.Model"}, mask_token_id=None),
-])  # fmt: skip
-def test_a_llama_under_any_of_its_names_opens(change, tmp_path):
-    huggingface.save(tmp_path, model.init(KEY, CAUSAL), CAUSAL)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    assert checkpoint.load(tmp_path)[1].causal
-
-
-@pytest.mark.parametrize("change, named", [
-    (dict(model_type=["llada"]), r"model_type is \['llada'\]; known families"),
-    (dict(model_type={}), "model_type is {}"),
-    (dict(model_type=None), "model_type is None"), (dict(n_layers=10**9), "n_layers=1000000000: no model has more"),
-    (dict(eos_token_id=["a"]), "eos_id='a': expected"), (dict(eos_token_id={}), "eos_id={}: expected"),
-    (dict(rope_scaling=[8.0]), r"rope_scaling=\[8.0\]: expected an object"),
-    (dict(rope_parameters="no"), "rope_parameters='no'"),
-    (dict(n_heads=0), "n_head=0 must be at least 1"), (dict(d_model=10**12), "has the shape"),
-    (dict(embedding_size=10**12), "has the shape"), (dict(n_layers="3"), "n_layer='3': expected a whole number"),
-    (dict(mask_token_id=[1]), r"mask_id=\[1\]: expected"), (dict(layer_types={"a": 1}), "layer_types=")])
-def test_a_hostile_config_is_one_sentence_and_soon(change, named, tmp_path):
-    start = time.perf_counter()
-    with pytest.raises(ValueError, match=named) as e:
-        checkpoint.load(copy_fixture(tmp_path, **change))
-    assert "\n" not in str(e.value) and time.perf_counter() - start < 5
+    with pytest.raises(ValueError, match=named) if named else contextlib.nullcontext():
+        assert checkpoint.load(tmp_path)[1].causal
 
 
 def test_a_config_that_names_no_end_of_text_has_none(tmp_path):
@@ -693,13 +623,6 @@ def test_a_pipe_in_place_of_a_file_of_a_model_is_not_waited_for(name, tmp_path):
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     with pytest.raises(ValueError, match=f"{name} is not an ordinary file"):
-        checkpoint.load(folder)
-
-
-def test_json_that_is_nested_too_deep_is_one_sentence(tmp_path):
-    folder = copy_fixture(tmp_path)
-    (folder / "config.json").write_text('{"a":' * 100_000)
-    with pytest.raises(ValueError, match="config.json cannot be read as JSON: .*recursion"):
         checkpoint.load(folder)
 
 
@@ -720,14 +643,18 @@ def test_a_judge_needs_no_mask(tmp_path):
     assert checkpoint.load(tmp_path)[1].mask_id is None
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}', "[" * 100_000], ids=range(5))
-def test_a_damaged_index_is_one_sentence(content, tmp_path):
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize("name, content, said", [
+    (INDEX, "{", "cannot be read"), (INDEX, "[]", "holds a list"), (INDEX, "{}", "has no weight_map"),
+    (INDEX, '{"weight_map": 3}', "has no weight_map"), (INDEX, "[" * 100_000, "cannot be read"),
+    ("config.json", "[1]", "holds a list, expected an object"),
+    ("config.json", '{"a":' * 100_000, "cannot be read as JSON: .*recursion")], ids=range(7))
+def test_damaged_json_is_one_sentence(name, content, said, tmp_path):
     folder = copy_fixture(tmp_path)
-    (folder / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(ValueError, match="index.json (cannot be read|holds a list|has no weight_map)"):
-        checkpoint.load(folder)
-    (folder / "config.json").write_text("[1]")
-    with pytest.raises(ValueError, match="config.json holds a list, expected an object"):
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError, match=f"{name} {said}"):
         checkpoint.load(folder)
 
 
@@ -749,9 +676,10 @@ def test_a_truncated_or_missing_file_is_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("wrong, named", [
     (dict(n_head=5), "n_head=5"), (dict(n_kv_head=3), "n_kv_head=3"), (dict(causal=True), "shift=True"),
-    (dict(mask_id=40), "mask_id=40"), (dict(dtype="float16"), "float16"), (dict(d_head=7), "7 columns"),
-    (dict(n_layer=0), "n_layer=0"), (dict(rope_scaling=(8.0, 4.0, 1.0, 64)), "rope_scaling=.*four numbers"),
-])  # fmt: skip
+    (dict(dtype="float16"), "float16"), (dict(d_head=7), "7 columns"), (dict(n_layer=0), "n_layer=0"),
+    *((dict(mask_id=n), f"mask_id={n} is outside the vocabulary of 40 ids") for n in (-1, 40)),
+    *((dict(rope_scaling=numbers), "rope_scaling=.*expected four numbers above 0") for numbers in (
+        (8.0, 4.0, 1.0, 64), (0.0, 1.0, 4.0, 64), (8.0, 0.0, 4.0, 64), (8.0, 1.0, 0.0, 64), (8.0, 1.0, 4.0, 0)))])
 def test_impossible_configurations_are_refused(wrong, named):
     with pytest.raises(ValueError, match=named):
         dataclasses.replace(TINY, **wrong)

@@ -14,6 +14,7 @@ import model
 import rewards
 import sample
 from sample import Plan
+from system import sharding
 
 V, EOS, MASK = 6, 4, 5
 TINY = model.ModelConfig(vocab_size=V, n_layer=1, n_head=2, d_model=16, rope_theta=3.0, mask_id=MASK, eos_id=EOS,
@@ -70,6 +71,21 @@ def test_rows_that_take_turns_in_slots_have_the_passes_that_they_have_in_one_bat
     run, params = types.SimpleNamespace(model=TINY), sharp(TINY)
     together, in_turn = (sample.fill_rows(params, keys, batch, run, plan, size)[1]["passes"] for size in (6, 2))
     np.testing.assert_array_equal(in_turn, together)
+
+
+@pytest.mark.parametrize("changes, n, size, taken", [
+    (dict(rule="threshold"), 4, 2, "slots"),
+    (dict(rule="threshold"), 2, 2, "chunks"),  # all rows fit at once
+    (dict(rule="threshold"), 5, 2, "chunks"),
+    (dict(rule="quota"), 4, 2, "chunks"),  # all rows take as many steps
+    (dict(rule="threshold", cache="dual", block_len=2), 4, 2, "chunks"),
+])  # fmt: skip
+def test_rows_take_turns_only_where_their_numbers_of_passes_may_differ(changes, n, size, taken, monkeypatch):
+    monkeypatch.setitem(sample.QUEUES, "slots", lambda *_: "slots")
+    monkeypatch.setattr(sharding, "in_chunks", lambda *_: "chunks")
+    batch = data.Batch(jnp.zeros((n, 4), jnp.int32), jnp.ones((n, 4), bool), None)
+    keys, run = sample.row_keys(KEY, n), types.SimpleNamespace(model=TINY)
+    assert sample.fill_rows({}, keys, batch, run, Plan(**changes), size) == taken
 
 
 def test_tokens_count_up_to_the_first_end_and_given_ones_do_not():
