@@ -1,5 +1,6 @@
 """Set up all tests: sys.path (the modules of this project are plain files, not a package), and quick compiling."""
 import collections
+import gc
 import importlib.util
 import math
 import os
@@ -72,6 +73,11 @@ def pytest_collection_modifyitems(items):
         return LONG.index(name) if name in LONG else len(LONG), -tests_in[item.path], item.path
 
     items.sort(key=order)
+
+
+def pytest_collection_finish():
+    """Let the garbage collector skip all that was imported: 4% of the seconds went into looking at it again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

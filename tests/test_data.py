@@ -946,13 +946,6 @@ def test_a_python_without_its_library_is_told_what_to_do(monkeypatch, tmp_path):
         text.documents()
 
 
-CHATTY = data.Tokenizer(
-    data.Tokenizer.bytes().vocab,
-    {text: 256 + i for i, text in enumerate(("<|mask|>", "<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>"))},
-    {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"},
-)
-
-
 def test_prompts_of_grpo_and_dpo_keep_the_messages_before_them(tmp_path):
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
     row = {"prompt": turns, "completion": "2", "chosen": "2", "rejected": "3"}
