@@ -198,14 +198,21 @@ def passes(run, values):
     return run.cfg.stop_at is not None and values[run.task.best_metric] > run.cfg.stop_at
 
 
+def evaluate_if_lacking(run, state, best, done):
+    """Evaluate a State that a run begins or goes on with, if it should have been evaluated and was not: an evaluation
+    failed, or the run was to be longer -> the best evaluation, and whether the run is at its end."""
+    if runs.lacks_evaluation(run, state, done):
+        values, best = evaluate_and_log(run, state, best)
+        if state.step:
+            done = done or passes(run, values)
+            checkpoint.update_run(run.cfg, state.step, best=best, finished=done)
+    return best, done
+
+
 def loop(run, state, best, done):
     """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
     cfg, bar, last, unread, alarms = run.cfg, progress_bar(run.cfg, state), None, None, []
-    if runs.lacks_evaluation(run, state, done):
-        values, best = evaluate_and_log(run, state, best)
-        if state.step:  # the evaluation failed, or the run was to be longer
-            done = done or passes(run, values)
-            checkpoint.update_run(cfg, state.step, best=best, finished=done)
+    best, done = evaluate_if_lacking(run, state, best, done)
     with runs.StopRequested() as asked, bar:
         while not done:
             jax.block_until_ready(state.params if cfg.objective == "grpo" else ())  # not to be timed as rollout
