@@ -112,7 +112,7 @@ def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> RewardFunctions:
 
         made = model_judge.rewards_of(cfg, tok, names)
     found = find_rewards(cfg, rows, **made)
-    used = found.trained.keys() | found.eval_only.keys()
+    used = {rewards.split_settings(name)[0] for name in names}  # a user's function is a path, whatever its name
     tested = {"tests", "tests_all", "tests_fenced", "performance"} & used
     if tested or {"syntax", "fenced"} & used:
         from judges import programs

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import config
 import rewards
+from judges import programs
 from rewards import REWARDS, combine, resolve, summary
 from system import run_rewards
 from tools import score
@@ -500,3 +501,10 @@ def test_a_weight_of_a_reward_is_finite(capsys):
     with pytest.raises(SystemExit):
         score.parser().parse_args(["x", "--rewards=exact", "--reward_weights=1,nan"])
     assert "invalid numbers value: '1,nan'" in capsys.readouterr().err
+
+
+def test_a_users_reward_with_the_name_of_one_of_code_starts_no_sandbox(tmp_path, monkeypatch):
+    (tmp_path / "my.py").write_text("def tests(completions):\n    return [1.0] * len(completions)\n")
+    monkeypatch.setattr(programs, "sandbox", lambda **_: pytest.fail("a sandbox was started"))
+    cfg = config.Config(rewards=(f"{tmp_path}/my.py:tests",))
+    assert [*run_rewards.reward_functions(cfg, None, [{"prompt": "a"}]).trained] == ["tests"]
