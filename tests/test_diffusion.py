@@ -491,3 +491,11 @@ def test_a_text_is_scored_in_chunks_where_some_view_scores_it(monkeypatch):
     monkeypatch.setattr(diffusion, "LOGITS_BYTES", 4 * 12 * 5)  # of five positions at a time
     np.testing.assert_allclose(score(), whole, rtol=1e-5)
     assert (np.asarray(whole)[:, 1:] < 0).all()
+
+
+def test_padding_is_that_of_its_text_in_each_of_several_copies():
+    x, z = jax.random.randint(KEY, (2, 5), 0, 11), jax.random.randint(KEY, (2, 3, 5), 0, 12)
+    valid = jnp.arange(5) >= jnp.array([[0], [2]])
+    h = jax.jit(lambda: diffusion.hidden(PARAMS, x, z, CFG, valid))()
+    alone = jax.jit(lambda: diffusion.hidden(PARAMS, x[1:, 2:], z[1:, :, 2:], CFG))()
+    np.testing.assert_allclose(h[1:, :, 2:], alone, atol=1e-5)

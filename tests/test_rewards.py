@@ -508,3 +508,9 @@ def test_a_users_reward_with_the_name_of_one_of_code_starts_no_sandbox(tmp_path,
     monkeypatch.setattr(programs, "sandbox", lambda **_: pytest.fail("a sandbox was started"))
     cfg = config.Config(rewards=(f"{tmp_path}/my.py:tests",))
     assert [*run_rewards.reward_functions(cfg, None, [{"prompt": "a"}]).trained] == ["tests"]
+
+
+def test_the_total_of_a_completion_is_that_of_the_rewards_that_have_an_opinion():
+    nan, cfg = math.nan, config.Config(rewards=("exact", "contains"), reward_weights=(1.0, 2.0))
+    table = np.array([[[1.0, nan, nan]], [[3.0, 3.0, nan]]])
+    np.testing.assert_array_equal(rewards.total_rewards(table, cfg), [[7, 6, nan]])
