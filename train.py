@@ -193,18 +193,18 @@ def evaluate_and_log(run, state, best):
     return values, new if better else best
 
 
-def passes(run, values):
-    """True if the metrics of an evaluation are good enough for the run to end."""
+def reaches_stop(run, values):
+    """True if the metrics of an evaluation are better than stop_at, so that the run ends."""
     return run.cfg.stop_at is not None and values[run.task.best_metric] > run.cfg.stop_at
 
 
 def evaluate_if_lacking(run, state, best, done):
-    """Evaluate a State that a run begins or goes on with, if it should have been evaluated and was not: an evaluation
-    failed, or the run was to be longer -> the best evaluation, and whether the run is at its end."""
+    """Evaluate before the first step, and after resuming at a step whose evaluation failed or was not due before -> the
+    best evaluation, and whether the run is at its end."""
     if runs.lacks_evaluation(run, state, done):
         values, best = evaluate_and_log(run, state, best)
         if state.step:
-            done = done or passes(run, values)
+            done = done or reaches_stop(run, values)
             checkpoint.update_run(run.cfg, state.step, best=best, finished=done)
     return best, done
 
@@ -238,7 +238,7 @@ def loop(run, state, best, done):
             before = best
             if evaluates or done:
                 values, best = evaluate_and_log(run, state, best)
-                done = done or passes(run, values)
+                done = done or reaches_stop(run, values)
             if done or best is not before or saves or leaving:
                 checkpoint.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
             leave_if_asked(run, state, best, done, leaving, alarms)

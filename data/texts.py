@@ -118,8 +118,8 @@ def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = 
     """
     rows = split_rows(cfg, split)
     template = template_of(cfg, tok)
-    lacking = () if with_completions else ("completion",)
-    used = [{name: value for name, value in row.items() if name not in lacking} for row in rows]
+    bare = [{name: value for name, value in row.items() if name != "completion"} for row in rows]
+    used = rows if with_completions else bare
     arrays, index, notes = data.encode(used, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
     if not len(index):
         raise ValueError(

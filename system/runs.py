@@ -166,7 +166,7 @@ class Log:
             rows = [row for row in read_lines(path) if row["step"] <= step]
             if name == "metrics.jsonl":
                 seconds = max((row["time"] for row in rows), default=0.0)
-                self.evaluated = any(row["step"] == step and "val/" in str([*row]) for row in rows)
+                self.evaluated = any(key.startswith("val/") for row in rows if row["step"] == step for key in row)
             if name in ("metrics.jsonl", "watched.jsonl"):
                 watched += rows
             with disk.replacing(path) as f:
@@ -405,10 +405,10 @@ def result(cfg: Config, rows: list[dict]) -> str:
 
 
 def lacks_evaluation(run: Any, state: Any, done: bool) -> bool:
-    """True if a State that a run begins or goes on with should have been evaluated, and was not."""
-    first = run.cfg.objective in ("grpo", "dpo")  # these are evaluated before their first step
-    due = done or state.step % run.cfg.eval_interval == 0 and (state.step or first)
-    return bool(due) and not hosts.all_max(bool(run.log and run.log.evaluated))
+    """True if the State that a run starts with or is resumed at should be evaluated, and its log has no evaluation."""
+    at_start = run.cfg.objective in ("grpo", "dpo")  # these are evaluated before their first step, too
+    due = done or state.step % run.cfg.eval_interval == 0 and (state.step > 0 or at_start)
+    return due and not hosts.all_max(bool(run.log and run.log.evaluated))
 
 
 def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> None:
