@@ -25,12 +25,23 @@ def dunders(names):
     return {name: getattr(operator, f"__{name}__") for name in names.split()}
 
 
+def method(x: Any, name: str) -> Any:
+    """Find a method in the class of x and bind it to x, as a `with` statement does.
+
+    type(x).__exit__ will not do for a mock: what it returns is not the method of a class, and is not to get x."""
+    for kind in type(x).__mro__:
+        if name in vars(kind):
+            found = vars(kind)[name]
+            return found.__get__(x, type(x)) if hasattr(type(found), "__get__") else found
+    raise TypeError(f"{type(x).__name__!r} object has no {name}")
+
+
 def enter(x):
-    return type(x).__enter__(x)
+    return method(x, "__enter__")()
 
 
 def leave(x, error):
-    return type(x).__exit__(x, error and type(error), error, None)
+    return method(x, "__exit__")(error and type(error), error, None)
 
 
 def deepcopy(x, memo):
@@ -84,11 +95,11 @@ def finish_next(x):
 
 
 def finish_enter(x):
-    return finish(type(x).__aenter__(x))
+    return finish(method(x, "__aenter__")())
 
 
 def finish_leave(x, error):
-    return finish(type(x).__aexit__(x, error and type(error), error, None))
+    return finish(method(x, "__aexit__")(error and type(error), error, None))
 
 
 FINISH = {"await": finish, "anext": finish_next, "aenter": finish_enter, "aexit": finish_leave}

@@ -65,8 +65,9 @@ class Packer:
             return {"error": self.error_names(x)}
         if id(x) in NAMES:
             return {"type": NAMES[id(x)]}
-        if kind.__name__ in TEXTS.get(kind.__module__, ()):
-            return {"text": [kind.__module__, kind.__name__, str(x)]}
+        package = str(kind.__module__).partition(".")[0]  # paths are in pathlib._local in Python 3.13
+        if kind.__name__ in TEXTS.get(package, ()):
+            return {"text": [package, kind.__name__, str(x)]}
         return self.pack_object(x, kind)
 
     def pack_plain(self, x, kind, base):

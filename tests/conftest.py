@@ -1,14 +1,19 @@
 """Set up all tests: sys.path (the modules of this project are plain files, not a package), and quick compiling."""
 import collections
 import gc
+import importlib.metadata
 import importlib.util
 import math
 import os
 import re
+import subprocess
 import sys
 
-# Half of what compiling for a CPU costs: a first run of a tiny model takes 11 instead of 21 CPU seconds.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
+# XLA of jaxlib 0.10 has two ways to compile fusions, and the older is quicker to compile: tests/test_model.py and
+# tests/test_rl.py take 42 instead of 70 CPU seconds. From 0.11.1 on there is one way and no such flag (XLA ends a process
+# that sets an unknown one): they take 57 with 0.12, and no other flag made that less.
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
 
 import jax
 import numpy as np
@@ -61,6 +66,15 @@ def browser():
 
 NOT_HERE = {name: importlib.util.find_spec(name) is None for name in ("tokenizers", "jinja2", "matplotlib")}
 LONG = "walkthrough mesh imports faults sandbox anatomy doctor bench".split()  # files whose single tests take longest
+
+
+def pytest_configure(config):
+    """Stop with the reason if JAX does not start. XLA ends the process then (an unknown flag in XLA_FLAGS will do), and
+    the reason is lost with what pytest has captured: each worker would only be "not properly terminated"."""
+    if not hasattr(config, "workerinput"):  # a worker was asked before it was started
+        tried = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], capture_output=True, text=True)
+        if tried.returncode:
+            raise pytest.exit(f"JAX does not start:\n{tried.stderr[-2000:]}", returncode=1)
 
 
 def pytest_collection_modifyitems(items):

@@ -70,15 +70,15 @@ def test_the_estimated_flops_of_a_forward_pass_are_those_that_xla_counts(n_layer
     cfg = dataclasses.replace(SMALL, **TUNING, kl_beta=0.1, model=dataclasses.replace(SMALL.model, n_layer=n_layer))
     passes = lambda params, z: model.logits(params, z, cfg.model, start=cfg.max_prompt_len)
     estimate = cost.estimate_flops(cfg)["scoring"] / config.n_views(cfg)
-    assert 0.9 < estimate / counted(passes, shapes_of(cfg), array(cfg, int)) < 1.01
+    assert 0.9 < estimate / counted(passes, shapes_of(cfg), array(cfg, "int32")) < 1.01
 
 
 @pytest.mark.parametrize("shift", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_estimated_flops_of_noisy_copies_and_their_text_are_those_that_xla_counts(shift):
     shape = dataclasses.replace(SMALL.model, n_layer=2, block_causal=4, shift=shift)
     cfg = dataclasses.replace(SMALL, **TUNING, kl_beta=0.1, logp_views=4, model=shape)
-    x = array(cfg, int)
-    z = jax.ShapeDtypeStruct((len(x), 4, 64), int)
+    x = array(cfg, "int32")
+    z = jax.ShapeDtypeStruct((len(x), 4, 64), "int32")
     read = lambda params, x, z: blocks.hidden(params, x, z, cfg.model, start=cfg.max_prompt_len)
     passes = lambda params, x, z: model.readout(params, read(params, x, z), cfg.model)
     assert 0.9 < cost.estimate_flops(cfg)["scoring"] / counted(passes, shapes_of(cfg), x, z) < 1.01
@@ -87,8 +87,8 @@ def test_the_estimated_flops_of_noisy_copies_and_their_text_are_those_that_xla_c
 def test_the_estimated_flops_of_both_losses_in_one_pass_are_those_that_xla_counts():
     shape = dataclasses.replace(SMALL.model, n_layer=2, block_causal=4, causal_text=True)
     cfg = dataclasses.replace(SMALL, causal_weight=1.0, paired=True, model=shape)
-    z, w = (jax.ShapeDtypeStruct((8, n, 64), dtype) for n, dtype in ((2, int), (3, float)))
-    batch = diffusion.NoisyBatch(jax.ShapeDtypeStruct((8, 64), int), z, w, None)
+    z, w = (jax.ShapeDtypeStruct((8, n, 64), dtype) for n, dtype in ((2, "int32"), (3, "float32")))
+    batch = diffusion.NoisyBatch(jax.ShapeDtypeStruct((8, 64), "int32"), z, w, None)
     loss = lambda params, batch: joint.loss_of_both(params, batch, cfg.model, cfg.max_prompt_len)[0]
     assert 0.9 < cost.scoring_flops(cfg) / counted(loss, shapes_of(cfg), batch) < 1.01
 
