@@ -105,7 +105,7 @@ def lines(out_dir, name="metrics.jsonl"):
 def on_devices(n, **more):
     """The environment of a process with n devices of a CPU. The long timeout is for a busy machine. Collectives of a
     program wait for each other, each in a thread: NPROC gives them enough threads."""
-    flags = (f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={n} "
+    flags = (f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={n} "
              "--xla_cpu_collective_call_terminate_timeout_seconds=600")  # fmt: skip
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "64"} | more
 
