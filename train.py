@@ -61,20 +61,14 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
     gradient of `rl.policy_loss`. draw: see data.texts.prompt_sampler. old_logp_of: see Task."""
     notes = collections.defaultdict(float)
     rollout_key, order_key = jax.random.split(key)
-    view_key = jax.random.fold_in(rollout_key, 1)
-
-    def attempt(n, prompts):
-        # 1  Write G completions of each prompt.
-        with timed(notes, "time/rollout"):
-            own_key = jax.random.fold_in(rollout_key, n + (n > 0))  # 1 is that of the views
-            r = jax.block_until_ready(rl.roll_out(policy.params, own_key, prompts, cfg))
-        # 2  Judge them.
-        with timed(notes, "time/reward"):
-            notes["rollouts"] = n + 1
-            return rl.score_rollout(r, prompts.rows, reward_fns, cfg, tok)
-
-    collect = [*config.used(rl.COLLECT, cfg).values(), rl.once][0]  # a variant's way to collect, or the plain one
-    found = collect(policy.step, draw, attempt, cfg, tok)
+    write_key, view_key = (jax.random.fold_in(rollout_key, n) for n in range(2))
+    prompts = draw(policy.step)
+    # 1  Write G completions of each prompt.
+    with timed(notes, "time/rollout"):
+        r = jax.block_until_ready(rl.roll_out(policy.params, write_key, prompts, cfg))
+    # 2  Judge them.
+    with timed(notes, "time/reward"):
+        found = rl.score_rollout(r, prompts.rows, reward_fns, cfg, tok)
     # 3  Compare them within each group, and choose those that learn.
     adv = grpo.advantages(found.rewards, **rewards.advantage_settings(found.rewards, cfg))
     notes |= rollout_log.describe(found, adv, cfg, tok)

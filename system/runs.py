@@ -406,7 +406,7 @@ def result(cfg: Config, rows: list[dict]) -> str:
 
 def lacks_evaluation(run: Any, state: Any, done: bool) -> bool:
     """True if the State that a run starts with or is resumed at should be evaluated, and its log has no evaluation."""
-    at_start = run.cfg.objective in ("grpo", "dpo")  # these are evaluated before their first step, too
+    at_start = run.cfg.objective == "grpo"  # it is evaluated before its first step, too
     due = done or state.step % run.cfg.eval_interval == 0 and (state.step > 0 or at_start)
     return due and not hosts.all_max(bool(run.log and run.log.evaluated))
 

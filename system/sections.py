@@ -247,9 +247,11 @@ def named_by_use(names: Iterable[str]) -> list[str]:
     names = [*names]
     for name in names:
         if not {"Keys", "Shape"} & {*vars(file_of(name) or object)}:
+            from system import unknown
+
             there = sorted({declared.variant for declared in declared_keys().values()})
-            raise ValueError(f"use={name}: there is no variants/{name}.py with keys of its own (class Keys or Shape): "
-                             f"there are {', '.join(there)}")  # fmt: skip
+            said = unknown.value("use", name, there)
+            raise ValueError(f"{said} (there is no variants/{name}.py with keys of its own, class Keys or Shape)")
     return names
 
 

@@ -274,7 +274,7 @@ runpy.run_path("train.py", run_name="__main__")
 TINY = """--max_iters=1 --eval_size=4 --batch_size=8 --keep_completions=8 --rollout_chunk=32 --base.max_iters=2
     --base.stop_at=None --base.eval_size=4 --base.n_layer=1 --base.d_model=32 --base.n_head=1""".split()
 ONLY_IF_ASKED_FOR = of("tools/", FILES) | set("""judges/programs judges/sandbox judges/fences judges/languages
-    judges/formats judges/answers judges/model_judge judges/own variants/judge variants/dpo system/helper
+    judges/formats judges/answers judges/model_judge judges/own variants/judge system/helper
     system/families system/foreign system/adapters system/adapt system/recipe system/same_run system/resume
     system/restart system/fit system/cost system/placement system/cudnn system/top_p system/unknown system/in_memory
     data/foreign data/template data/known data/readers data/learn data/making data/chats data/byte_merges
