@@ -84,7 +84,7 @@ class Config(settings.Sections, metaclass=Flat):
 
     objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, grpo",
                          choices=("pretrain", "judge", "grpo"), table=True, section="run")
-    out_dir: str = key("out/run", "folder for checkpoints, logs, curves.png and report.html", FOLDER)
+    out_dir: str = key("out/run", "folder for checkpoints, logs and report.html", FOLDER)
     init_from: str | None = key(None, "a model (folder or ORG/NAME), out_dir or config file (trained first)", START)
     base: tuple[str, ...] = key((), "keys for the config file in init_from, as in seed=1,max_iters=9; or --base.seed=1")
     resume: bool = key(False, "continue the run in out_dir; otherwise an earlier run there is moved aside")

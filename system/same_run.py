@@ -14,7 +14,7 @@ from system import sections
 # Keys that may change on resume, and when a base run is trained no further: they do not affect what is computed, or
 # only for how long. Changing another key would make it another run.
 FREE = ("use model.use out_dir resume eval_only init_from open_as base log_interval eval_interval save_interval "
-        "keep_checkpoints on_collapse log_samples wandb_log wandb_project wandb_run_name wandb_entity "
+        "keep_checkpoints log_samples wandb_log wandb_project wandb_run_name wandb_entity "
         "reward_timeout reward_workers sandbox_unsafe rollout_chunk logp_chunk ref_offload mesh coordinator "
         "processes process_id model.dtype model.remat").split()  # fmt: skip
 LENGTH = ["max_iters", "num_epochs", "stop_at"]

@@ -132,11 +132,6 @@ class Section:
         """Return how many rows of a batch of pretraining are made of one text."""
         return 1
 
-    @property
-    def stages(self) -> list[int]:
-        """List the steps from which on other rows are learnt from."""
-        return []
-
     def between_keys(self, c: Any) -> Iterator[tuple[Any, str]]:
         """Yield (True if wrong, message) for everything that has to hold between these keys and those of the Config c.
         """

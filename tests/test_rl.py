@@ -1126,70 +1126,16 @@ def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
         split_rows(dataclasses.replace(cfg, completion_key="b"), "train")
 
 
-# ---- a run that collapses --------------------------------------------------------------------------------------------
-@pytest.fixture
-def planted(monkeypatch):
-    """A run sees at step 3 that it collapses, unless it is the second one."""
-
-    def see(self, row):
-        change = {"learning_rate": self.cfg.learning_rate / 3}
-        at_once = row["step"] == 3 and "reward" in row and not self.cfg.out_dir.endswith("_again")
-        return [collapse.Collapse("reward_fell", 2, "the reward has fallen", change)] if at_once else []
-
-    monkeypatch.setattr(collapse.Watch, "see", see)
-
-
-def test_a_run_that_collapses_says_so_and_goes_on(tiny, planted, capsys):
-    cfg = tiny()
-    train.train(cfg)
-    said = "this looks like a collapse since step 2 (reward_fell): the reward has fallen. Try --learning_rate=0.000333"
-    assert said in capsys.readouterr().out
-    assert [row for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if row.get("collapse")][0]["step"] == 3
-    assert said in open(f"{cfg.out_dir}/report.html").read()
-    assert checkpoint.steps(cfg.out_dir)[-1] == 4
-
-
-def test_or_it_is_saved_and_says_how_to_go_on_from_its_best(tiny, planted):
-    cfg = tiny(on_collapse="stop", eval_interval=2)
-    with pytest.raises(ValueError, match="Saved .*out/step-000003. To go on from the best checkpoint: --init_from="):
-        train.train(cfg)
-    assert checkpoint.steps(cfg.out_dir)[-1] == 3
-    on = dataclasses.replace(cfg, resume=True, on_collapse="warn")  # or as it was, and without leaving again
-    assert train.train(on)[0].step == 4
-
-
-@pytest.mark.slow
-def test_or_it_begins_again_from_its_best_with_the_key_changed(tiny, planted):
-    cfg = tiny(on_collapse="restart", eval_interval=2, max_iters=5)
-    state, folder = train.train(cfg)
-    run = checkpoint.read_run(checkpoint.find(folder))["config"]
-    best = checkpoint.read_run(f"{cfg.out_dir}/step-000003")["best"]["step"]
-    assert folder == f"{cfg.out_dir}_again" and run["learning_rate"] == pytest.approx(cfg.learning_rate / 3)
-    assert run["init_from"].endswith(f"step-{best:06d}") and state.step == run["max_iters"] == 5 - best
-
-
-@pytest.mark.slow
-def test_a_run_that_is_resumed_watches_the_same_numbers_as_the_unbroken_one(tiny, tmp_path):
-    whole, broken = (tiny(log_interval=3, eval_interval=2, out_dir=f"{tmp_path}/{name}") for name in ("whole", "part"))
-    train.train(whole)
-    train.train(dataclasses.replace(broken, max_iters=2))
-    train.train(dataclasses.replace(broken, resume=True))
-    seen = []
-    for cfg in whole, broken:
-        watch = runs.Log(cfg, 4).watch
-        seen.append([watch.values, [row["val/sampled"] for row in watch.evaluations]])
-    assert seen[0] == seen[1] and len(seen[0][0]["reward"]) == 4
-
-
-@pytest.mark.parametrize("keys, kept", [
-    (dict(kl_beta=0.1), True), (dict(), False), (dict(kl_beta=0.1, lora_rank=2), False)])  # fmt: skip
-def test_a_run_that_begins_again_keeps_the_reference_of_its_kl(tiny, monkeypatch, keys, kept):
-    monkeypatch.setattr(checkpoint, "save_run", lambda *args, **options: None)
-    cfg = tiny(on_collapse="restart", max_iters=5, num_epochs=1.0, **keys)
-    again = runs.leave_collapsed(types.SimpleNamespace(cfg=cfg, tok=None), types.SimpleNamespace(step=3),
-                                 {"step": 2}, []).again  # fmt: skip
-    assert (again.max_iters, again.num_epochs) == (3, None)  # epochs are not counted anew
-    assert again.init_from.endswith("step-000002") and again.ref_from == (cfg.init_from if kept else None)
+@pytest.mark.parametrize("log_interval", [1, 3])
+def test_a_run_that_may_be_collapsing_says_so_and_goes_on(tiny, monkeypatch, capsys, log_interval):
+    monkeypatch.setattr(collapse, "WINDOW", 2)
+    monkeypatch.setitem(collapse.WARNINGS, "reward", lambda means, size: f"alas, of {size}")
+    cfg = tiny(log_interval=log_interval)
+    assert train.train(cfg)[0].step == 4
+    assert capsys.readouterr().out.count("step      2  warning: alas, of 4\n") == 1
+    (row,) = [row for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if row.get("warning")]
+    assert (row["step"], row["warning"]) == (2, "alas, of 4")
+    assert "step 2: alas, of 4" in open(f"{cfg.out_dir}/report.html").read()
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 6}])

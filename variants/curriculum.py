@@ -17,10 +17,6 @@ class Keys(config.Section):
     difficulty: tuple[float, ...] = config.key((), "(lowest, highest): leave out rows of other difficulties")
     curriculum: tuple[tuple[int, float], ...] = config.key((), "((step, highest difficulty from this step on), ...)")
 
-    @property
-    def stages(self):
-        return [step for step, _ in self.curriculum]
-
     def between_keys(self, c):
         bounds = self.difficulty
         yield (bounds and (len(bounds) != 2 or bounds[0] > bounds[1]),
