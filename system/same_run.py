@@ -58,7 +58,9 @@ GONE = {
     "random_masking": True,
     "dynamic_sampling": 0,
     "hint_ratio": 0.0,
+    "on_collapse": "warn",
 }
+GONE_FROM_USE = {"dynamic_sampling", "collapse"}  # names that `use` had for them
 # Keys that only runs of grpo read.
 OF_GRPO = ("logp_est logp_views group_size rollout_steps early_end updates_per_rollout keep_completions "
            "minibatch_size score_after_end adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level "
@@ -79,7 +81,7 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
     names = {*now["use"]} ^ {*was.get("use", now["use"])}
     declared = config.declared_keys()
     known = {of.variant for key, of in declared.items() if key in OFF or key in FREE or is_outside_variants(of)}
-    if unlike := sorted(names - known):
+    if unlike := sorted(names - known - GONE_FROM_USE):
         return f"use of {', '.join(unlike)}"
     if cfg.objective != "grpo":
         free = [*free, *OF_GRPO]

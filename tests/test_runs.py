@@ -407,6 +407,10 @@ def test_a_run_with_a_key_that_is_gone_is_not_continued_as_another():
     was = {"dataset": "sudoku", "step_baseline": 0.5, "kl_in_reward": False, "min_p": None}
     with pytest.raises(ValueError, match=r"was run with step_baseline=0.5, which is not there any more"):
         same_run.check(config.Config(), was, "out/x/step-000001")
+    was = {"dataset": "sudoku", "use": ["collapse", "dynamic_sampling"], "on_collapse": "warn", "dynamic_sampling": 0}
+    same_run.check(config.Config(), was, "out/x/step-000001")
+    with pytest.raises(ValueError, match="was run with dynamic_sampling=1, on_collapse='stop', which is not"):
+        same_run.check(config.Config(), was | {"on_collapse": "stop", "dynamic_sampling": 1}, "out/x/step-000001")
 
 
 @pytest.mark.slow
