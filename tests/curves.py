@@ -11,8 +11,11 @@ from pathlib import Path
 from browser import Browser
 
 CHARTS, COLUMNS, WIDE, HIGH, GAP, TITLE = 6, 3, 400, 230, 20, 22  # pixels; WIDE and HIGH are those of report.html
-READ = """[...document.querySelectorAll("#curves figure")].map(figure => [figure.querySelector("figcaption").innerText,
-    figure.querySelector("svg").innerHTML])"""
+READ = """[...document.querySelectorAll("#curves figure")].map(figure => {
+    const [title, unit] = [...figure.querySelector("figcaption").childNodes].map(node => node.textContent.trim());
+    figure.querySelector("line[x1='-9']").remove();  // the cursor
+    return [[title, unit].filter(Boolean).join(", "), figure.querySelector("svg").innerHTML];
+})"""
 FONT = "system-ui, sans-serif"
 
 
