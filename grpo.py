@@ -232,19 +232,19 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
 
 # Estimates of KL(policy || reference) on samples of the policy, from logr = log(reference / policy) (Schulman 2020).
 # In a loss only their gradients matter (2510.01555). k1 = -logr is missing: its gradient is the score function, zero on
-# average. On samples of an old policy a KL needs the ratio as a weight, through which gradient flows.
+# average. On samples of an old policy none of them is the KL: that would need the ratio as a weight.
 #
 # This holds for one token given the tokens before it. The sum of k2 over the tokens of a completion ignores that an
 # early token changes the later ones: by enumeration over 3 tokens, its gradient is 0.33 away from that of the
 # sequence's reverse KL, which is 6.4 long. k2_sequence has exactly that KL's gradient, divided by the length.
 
 
-def k2(logr, ratio, batch):
+def k2(logr, batch):
     """Squared log-ratio / 2, per token; its gradient is that of the reverse KL, KL(policy || reference)."""
     return logr**2 / 2
 
 
-def k3(logr, ratio, batch):
+def k3(logr, batch):
     """exp(logr) - 1 - logr, per token; its gradient is that of the forward KL, KL(reference || policy)."""
     return jnp.expm1(logr) - logr
 
@@ -257,7 +257,7 @@ def ratio_metrics(ratio: Array, batch: LossBatch, cfg: LossConfig) -> dict[str, 
     scored = batch.mask * batch.share
     metrics = {
         "ratio_max": jnp.where(scored > 0, ratio, 0).max(),
-        "approx_kl": batch.mean(k3(jnp.log(ratio), ratio, batch)),
+        "approx_kl": batch.mean(k3(jnp.log(ratio), batch)),
     }
     return metrics | LOSSES[cfg.loss].metrics(ratio, batch, cfg)
 
@@ -281,7 +281,7 @@ def loss(logp: Array, batch: LossBatch, cfg: LossConfig) -> tuple[Array, dict[st
     total = pg_loss
     if cfg.kl_beta:
         logr = batch.ref_logp - logp
-        metrics["kl"] = batch.mean(k3(logr, ratio, batch))
-        metrics["kl_loss"] = cfg.kl_beta * weighted_sum(KLS[cfg.kl_est](logr, ratio, batch))
+        metrics["kl"] = batch.mean(k3(logr, batch))
+        metrics["kl_loss"] = cfg.kl_beta * weighted_sum(KLS[cfg.kl_est](logr, batch))
         total += metrics["kl_loss"]
     return total, metrics | {"loss": total}

@@ -7,8 +7,7 @@ The steps of reinforcement learning with GRPO. train.py puts them together: `tra
 After `select_completions`, M completions learn. In a Minibatch and in the loss, B is the size of one.
 
 A variant changes one of these steps, in the runs that use it, by a function of its own in one of the tables below:
-COLLECT (which completions an iteration learns from), CREDIT (what their advantages become), TERMS (what is added to the
-loss), and others.
+CREDIT (what the advantages become), TERMS (what is added to the loss), and others.
 """
 
 import functools
@@ -40,7 +39,7 @@ class State(NamedTuple):
     params: dict  # the trained parameters; with LoRA, the adapters
     opt_state: tuple
     average: dict | None  # moving average of the parameters, if ema_decay is set
-    reference: dict | None  # the model that grpo and dpo compare the policy with, see config.has_reference
+    reference: dict | None  # the model that the KL compares the policy with, see config.has_reference
 
     @property
     def weights(self):
@@ -132,7 +131,6 @@ class Frozen(NamedTuple):
 
 
 FROZEN: dict[str, Frozen] = {}
-COLLECT: dict[str, Callable] = {}  # step, draw, attempt, cfg, tok -> Scored, as `once`
 CREDIT: dict[str, Callable] = {}  # Scored, advantages (N, G), cfg -> advantages (N, G)
 TERMS: dict[str, Term] = {}
 VIEWS: dict[str, Callable] = {}  # key, diffusion.Views, Rollout, cfg -> diffusion.Views
@@ -198,12 +196,6 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok) -> Scored:
     completions, _, parts = rewards.score(reward_fns, {}, cfg, tok, rows, ids, G, fast)
     values = rewards.reward_table(parts, cfg, reward_fns)
     return Scored(rows, rollout, completions, values.reshape(-1, N, G), parts)
-
-
-def once(step, draw, attempt, cfg, tok) -> Scored:
-    """Write and judge completions of the prompts of a step. draw: see data.texts.prompt_sampler. attempt(n,
-    prompts) -> Scored, the n-th of the iteration."""
-    return attempt(0, draw(step))
 
 
 # ---- 3. compare within groups ----------------------------------------------------------------------------------------

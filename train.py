@@ -61,20 +61,14 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
     gradient of `rl.policy_loss`. draw: see data.texts.prompt_sampler. old_logp_of: see Task."""
     notes = collections.defaultdict(float)
     rollout_key, order_key = jax.random.split(key)
-    view_key = jax.random.fold_in(rollout_key, 1)
-
-    def attempt(n, prompts):
-        # 1  Write G completions of each prompt.
-        with timed(notes, "time/rollout"):
-            own_key = jax.random.fold_in(rollout_key, n + (n > 0))  # 1 is that of the views
-            r = jax.block_until_ready(rl.roll_out(policy.params, own_key, prompts, cfg))
-        # 2  Judge them.
-        with timed(notes, "time/reward"):
-            notes["rollouts"] = n + 1
-            return rl.score_rollout(r, prompts.rows, reward_fns, cfg, tok)
-
-    collect = [*config.used(rl.COLLECT, cfg).values(), rl.once][0]  # a variant's way to collect, or the plain one
-    found = collect(policy.step, draw, attempt, cfg, tok)
+    write_key, view_key = (jax.random.fold_in(rollout_key, n) for n in range(2))
+    prompts = draw(policy.step)
+    # 1  Write G completions of each prompt.
+    with timed(notes, "time/rollout"):
+        r = jax.block_until_ready(rl.roll_out(policy.params, write_key, prompts, cfg))
+    # 2  Judge them.
+    with timed(notes, "time/reward"):
+        found = rl.score_rollout(r, prompts.rows, reward_fns, cfg, tok)
     # 3  Compare them within each group, and choose those that learn.
     adv = grpo.advantages(found.rewards, **rewards.advantage_settings(found.rewards, cfg))
     notes |= rollout_log.describe(found, adv, cfg, tok)
@@ -211,7 +205,7 @@ def evaluate_if_lacking(run, state, best, done):
 
 def loop(run, state, best, done):
     """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
-    cfg, bar, last, unread, alarms = run.cfg, progress_bar(run.cfg, state), None, None, []
+    cfg, bar, last, unread = run.cfg, progress_bar(run.cfg, state), None, None
     best, done = evaluate_if_lacking(run, state, best, done)
     with runs.StopRequested() as asked, bar:
         while not done:
@@ -231,7 +225,8 @@ def loop(run, state, best, done):
             leaving = hosts.all_max(asked.signal or 0)  # if any process was
             if cfg.objective == "grpo" or done or leaving or logged or evaluates or saves:
                 last, unread = setup.read_metrics(unread, last, cfg), None
-                alarms = runs.write(run, state, last, time.perf_counter() - clock, logged) if run.log else []
+                if run.log:
+                    runs.write(run, state, last, time.perf_counter() - clock, logged)
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)  # nothing compiles any more
             bar.update(1)
@@ -241,7 +236,7 @@ def loop(run, state, best, done):
                 done = done or reaches_stop(run, values)
             if done or best is not before or saves or leaving:
                 checkpoint.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
-            leave_if_asked(run, state, best, done, leaving, alarms)
+            leave_if_asked(run, state, done, leaving)
     return state, best
 
 
@@ -253,14 +248,11 @@ def progress_bar(cfg, state):
     return bar
 
 
-def leave_if_asked(run, state, best, done, leaving, alarms):
-    """Leave the loop before it is done if a signal asked for it (leaving: its number, or 0), or if a run that shows
-    signs of collapse is to end."""
+def leave_if_asked(run, state, done, leaving):
+    """Leave the loop before it is done if a signal asked for it (leaving: its number, or 0)."""
     if leaving and not done:
         tqdm.write(f"saved {run.cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
         raise KeyboardInterrupt(int(leaving))
-    if runs.ends_at_collapse(run.cfg) and hosts.all_max(bool(alarms)) and not done:
-        raise runs.leave_collapsed(run, state, best, alarms)
 
 
 def train(cfg, rows=None, rewards=None):
@@ -268,7 +260,6 @@ def train(cfg, rows=None, rewards=None):
 
     From Python, rows (a list, or {"train": list, "val": list}) may replace the key dataset, and rewards (a function, a
     list, or {name: function}) the key rewards."""
-    again = None
     cfg = config.resolve_paths(cfg)
     with contextlib.ExitStack() as claims:
         claims.enter_context(sharding.use(cfg.mesh))
@@ -283,16 +274,8 @@ def train(cfg, rows=None, rewards=None):
         if cfg.eval_only:
             evaluate_and_log(run, state, best)
             return state, cfg.out_dir
-        try:
-            state, best = loop(run, state, best, done)
-        except runs.Collapsed as e:
-            if not e.again:
-                raise
-            print(e)
-            again = e.again
+        state, best = loop(run, state, best, done)
         said = runs.ending(run.cfg, best) if run.log else ""
-    if again:
-        return train(again, rows, rewards)
     print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
     return state, cfg.out_dir
 

@@ -82,9 +82,9 @@ MASK_RATIO = within(SMALLEST, 1, "above 0 and at most 1")
 class Config(settings.Sections, metaclass=Flat):
     """The keys of a run. Names, types, values and what has to hold between keys are checked: ValueError."""
 
-    objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, dpo, grpo",
-                         choices=("pretrain", "judge", "dpo", "grpo"), table=True, section="run")
-    out_dir: str = key("out/run", "folder for checkpoints, logs, curves.png and report.html", FOLDER)
+    objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, grpo",
+                         choices=("pretrain", "judge", "grpo"), table=True, section="run")
+    out_dir: str = key("out/run", "folder for checkpoints, logs and report.html", FOLDER)
     init_from: str | None = key(None, "a model (folder or ORG/NAME), out_dir or config file (trained first)", START)
     base: tuple[str, ...] = key((), "keys for the config file in init_from, as in seed=1,max_iters=9; or --base.seed=1")
     resume: bool = key(False, "continue the run in out_dir; otherwise an earlier run there is moved aside")
@@ -177,7 +177,7 @@ class Config(settings.Sections, metaclass=Flat):
                                   choices={None: None} | grpo.AGGREGATIONS)
     clip_low: float = key(0.2, "ratios are clipped below 1 - clip_low", FRACTION)
     clip_high: float = key(0.2, "ratios are clipped above 1 + clip_high", POSITIVE)
-    kl_beta: float = key(0.0, "weight of the KL to the reference, the beta of dpo; 0: no reference", NON_NEGATIVE)
+    kl_beta: float = key(0.0, "weight of the KL to the reference; 0: no reference", NON_NEGATIVE)
     kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS, table=True)
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
 
@@ -273,8 +273,8 @@ def pack_of(cfg: Config) -> Callable | None:
 
 
 def has_reference(cfg: Config) -> bool:
-    """True if the State of a run has a reference: grpo or dpo with a kl_beta. With LoRA the base is used instead."""
-    compares = cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0
+    """True if the State of a run has a reference: grpo with a kl_beta. With LoRA the base is used instead."""
+    compares = cfg.objective == "grpo" and cfg.kl_beta > 0
     return compares and not has_frozen_base(cfg) and not cfg.eval_only
 
 
@@ -295,7 +295,7 @@ def copies(cfg: Config) -> int:
 
 def tokens_per_iter(cfg: Config) -> int:
     """Return the number of tokens per iteration, padding included; grpo: of every completion and its prompt."""
-    rows = cfg.batch_size * {"grpo": cfg.group_size, "judge": 2, "dpo": 2}.get(cfg.objective, 1)
+    rows = cfg.batch_size * {"grpo": cfg.group_size, "judge": 2}.get(cfg.objective, 1)
     return rows * (cfg.max_prompt_len + cfg.max_new_tokens)
 
 
@@ -323,8 +323,8 @@ def between_keys(c):
     deciding, reinforces = c.rewards + c.eval_rewards, c.objective == "grpo"
     rows, parts = minibatch(c) if reinforces else c.batch_size, c.gradient_accumulation_steps
     yield from (
-        (c.objective in ("grpo", "dpo") and not (c.init_from or c.resume or c.eval_only),
-         f"objective={c.objective!r} needs init_from: a folder, or the config file that trains what it starts from"),
+        (reinforces and not (c.init_from or c.resume or c.eval_only),
+         "objective='grpo' needs init_from: a folder, or the config file that trains what it starts from"),
         (rows % parts, f"gradient_accumulation_steps={parts} must divide "
          f"{f'the {rows} completions per update' if reinforces else f'batch_size={rows}'}: "
          f"--gradient_accumulation_steps={math.gcd(rows, parts)} does"),
@@ -345,17 +345,20 @@ def between_keys(c):
          f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
         (c.init_from and not (c.resume or c.eval_only) and is_inside(c.init_from, c.out_dir),
          f"init_from={c.init_from!r} lies in out_dir={c.out_dir!r}, where this run writes: give it another out_dir"),
-        *(RULES[c.objective](c) if c.objective in RULES else ()), *idle(c))  # fmt: skip
+        *(between_keys_of_grpo(c) if reinforces else ()), *idle(c))  # fmt: skip
 
 
 def between_keys_of_grpo(c):
     """Return a pair (True if wrong, message) for each thing that has to hold between the keys of grpo."""
-    updated, size = n_update(c), minibatch(c)
+    updated, size, views, chunk = n_update(c), minibatch(c), n_views(c), c.logp_chunk
+    micro = size // c.gradient_accumulation_steps
     all_of_them = f"batch_size={c.batch_size} x group_size={c.group_size} = {c.batch_size * c.group_size} completions"
     of = all_of_them if updated == c.batch_size * c.group_size else f"keep_completions={updated}"
     return (
         (updated % size, f"minibatch_size={size} must divide {of}: --minibatch_size={math.gcd(size, updated)} does"),
-        chunks_of_views(c, size // c.gradient_accumulation_steps, "completions", updated),
+        (chunk and (micro * views % chunk or updated * views % chunk),
+         f"logp_chunk={chunk} must divide the {micro * views} masked copies of a micro-batch: {micro} completions x "
+         f"{views} views"),
         (c.mask_ratio_min > c.mask_ratio_max or c.logp_est == "coupled" and c.mask_ratio_max == 1,
          f"mask_ratio_min={c.mask_ratio_min} must be at most mask_ratio_max={c.mask_ratio_max}, and that below 1 for "
          "logp_est='coupled', which divides by 1 - t"),
@@ -368,32 +371,10 @@ def between_keys_of_grpo(c):
          "reward_norm='sum'"))  # fmt: skip
 
 
-def chunks_of_views(c, micro, what, updated=0):
-    """Return (True if logp_chunk is wrong, message): it has to divide the noisy copies of a micro-batch, `micro` of
-    `what`, and of all that are updated on."""
-    views, chunk = n_views(c), c.logp_chunk
-    return (chunk and (micro * views % chunk or updated * views % chunk),
-            f"logp_chunk={chunk} must divide the {micro * views} masked copies of a micro-batch: {micro} {what} x "
-            f"{views} views")  # fmt: skip
-
-
-# What has to hold between the keys of an objective: Config -> pairs (True if wrong, message). Variants add theirs.
-RULES: dict[str, Callable] = {"grpo": between_keys_of_grpo}
-
-# Keys that some objectives do not look at. (dpo shares those of the log-probs and of the reference with grpo.)
-IDLE_IN_DPO = (
-    "loss_norm group_size rollout_steps early_end updates_per_rollout keep_completions "
-    "minibatch_size score_after_end fill_in mask_ratio_min mask_ratio_max "
-    "adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
-    "clip_high kl_est"
-)
-
-
 def idle(c):
     """Yield (True if wrong, message) for keys that are set and would have no effect."""
     grpo = c.objective == "grpo"
     for keys, has_no_effect, why in (
-        (IDLE_IN_DPO, c.objective == "dpo", "with objective='dpo':"),
         ("loss_norm", grpo, "here, it is for objective='pretrain';"),
         ("mask_ratio_min mask_ratio_max", grpo and not c.fill_in and c.logp_est != "coupled",
          "here, it is for fill_in=True or logp_est='coupled';"),
@@ -437,7 +418,7 @@ def between_keys_and_model(c, shape, where):
     what = ("one that reads from left to right, so its log-probs are known: take exact" if to_the_right else
             "not causal: it sees the tokens that it should predict, so take coupled_elbo, elbo, trace, ..."
             + hasattr(shape, "causal_text") * " (or rule='drafts', which writes from left to right)")  # fmt: skip
-    yield (c.objective in ("grpo", "dpo") and (c.logp_est == "exact") != to_the_right,
+    yield (c.objective == "grpo" and (c.logp_est == "exact") != to_the_right,
            f"logp_est={c.logp_est!r}, but the model {where} is {what}")  # fmt: skip
     yield (to_the_right and c.score_after_end,
            "score_after_end=True: what reads from left to right writes nothing after an end of text; leave it out")

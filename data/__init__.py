@@ -479,18 +479,18 @@ def fitting(rows, tok, prompt_len, completion_len, template):
     return examples, dict(notes)
 
 
-def batch_indices(n: int, batch_size: int, step: int, seed: int, stream: int = 0) -> np.ndarray:
+def batch_indices(n: int, batch_size: int, step: int, seed: int) -> np.ndarray:
     """Choose the rows of a step's batch among n rows -> indices (batch_size,) int64.
 
-    Each epoch takes every row once, in another order. stream: another number has other orders."""
+    Each epoch takes every row once, in another order."""
     if n < 1:
         raise ValueError("there are no rows to take batches from")
     place = step * batch_size + np.arange(batch_size)  # in the endless stream of shuffled epochs: no state to save
     rows = zip(place // n, place % n, strict=True)
-    return np.array([permutation(n, seed, int(epoch), stream)[i] for epoch, i in rows])
+    return np.array([permutation(n, seed, int(epoch))[i] for epoch, i in rows])
 
 
 @functools.lru_cache(maxsize=4)
-def permutation(n: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
+def permutation(n: int, seed: int, epoch: int) -> np.ndarray:
     """Shuffle the n rows for one epoch -> (n,) int64."""
-    return np.random.default_rng([seed, epoch, stream]).permutation(n)
+    return np.random.default_rng([seed, epoch]).permutation(n)

@@ -107,7 +107,7 @@ def check_completions(cfg: Any, rows: list[dict[str, Any]]) -> None:
         pairs = all({"chosen", "rejected"} <= row.keys() for row in rows)
         raise ValueError(
             f"{cfg.dataset}/train: {lacking} of {len(rows)} rows have no completion to learn from"
-            + (": these are preferences, which --objective=dpo learns from" if pairs else "")
+            + (": these are preferences, which --objective=judge learns from" if pairs else "")
         )
 
 
@@ -196,21 +196,15 @@ def readable_prompt(row: dict[str, Any]) -> str:
 
 
 def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[..., EncodedRows]:
-    """Return draw(step, n, redraws), which chooses the prompts of a step from the rows of that step.
-
-    n: 0 for the batch of the step, 1, 2, ..., redraws for further ones, if a step has several. These have a stream of
-    their own, so an epoch takes every row once, whatever was redrawn.
-    """
+    """Return draw(step), which chooses the prompts of a step from the rows of that step."""
     allowed = rows_of_steps(encoded.rows, cfg)
     given = given_masks(encoded, cfg, tok) if cfg.fill_in else None
 
-    def draw(step, n=0, redraws=0):
+    def draw(step):
         index = allowed(step)
-        place = step * redraws + n - 1 if n else step
-        chosen = data.batch_indices(len(index), cfg.batch_size, place, cfg.seed, stream=int(n > 0))
-        chosen = index[chosen]
+        chosen = index[data.batch_indices(len(index), cfg.batch_size, step, cfg.seed)]
         if cfg.fill_in and given is None:
-            return mask_completions(encoded.part(chosen), cfg, tok, [cfg.seed, step, n])
+            return mask_completions(encoded.part(chosen), cfg, tok, [cfg.seed, step])
         return (given or encoded).part(chosen)
 
     return draw

@@ -38,7 +38,7 @@ class Keys(sections.Section):
                "writes its own model under the right family")  # fmt: skip
 
 
-LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl", "watched.jsonl"
+LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 WRITING = ".writing"  # the folder in out_dir of a checkpoint that is being written or deleted
 
 

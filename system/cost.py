@@ -34,7 +34,7 @@ def estimate_flops(cfg: Config) -> dict[str, float]:
     rows, forward = memory.count_rows(cfg), scoring_flops(cfg)
     update = (4 if rows.recomputed else 3) * forward  # a backward pass takes two forward passes
     if cfg.objective != "grpo":
-        return {"rollout": 0, "scoring": forward if cfg.objective == "dpo" else 0, "update": update}
+        return {"rollout": 0, "scoring": 0, "update": update}
     first = 1 / config.updates_per_iter(cfg)  # the first minibatch needs no old log-probs
     old = 3 if config.old_logp_by_gradient(cfg) else 1  # a whole gradient, for its log-probs
     scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none") * (1 - first) * old

@@ -42,8 +42,6 @@ def count_rows(cfg: Config) -> Rows:
         return Rows(rows, micro, micro, cfg.model.remat)
     per_update = config.minibatch(cfg)
     per_iter = cfg.updates_per_rollout * config.n_update(cfg)
-    if cfg.objective == "dpo":
-        per_update = per_iter = 2 * cfg.batch_size
     micro = per_update // cfg.gradient_accumulation_steps * copies
     chunk = min(cfg.logp_chunk or micro, micro)
     scored = per_iter * copies
@@ -52,7 +50,7 @@ def count_rows(cfg: Config) -> Rows:
 
 def copies_per_text(cfg):
     """Count the noisy copies of each text."""
-    return config.n_views(cfg) if cfg.objective in ("grpo", "dpo") else config.copies(cfg)
+    return config.n_views(cfg) if cfg.objective == "grpo" else config.copies(cfg)
 
 
 def copy_columns(cfg):

@@ -39,7 +39,7 @@ def not_made_yet(prompts, completions):
 
 def check_early(cfg: Any) -> None:
     """Check before a base or a judge is trained that rewards and their columns exist, and that the rows of both splits
-    have what fill_in and hint_ratio need; a ValueError says what is missing."""
+    have what fill_in needs; a ValueError says what is missing."""
     if not cfg.rewards:
         raise ValueError(
             "objective='grpo' needs rewards, for example rewards=('exact',); python rewards.py --help lists them"
@@ -55,11 +55,6 @@ def check_early(cfg: Any) -> None:
             raise ValueError(
                 f"{cfg.dataset}/{split}: {marked} of {len(rows)} rows say in `masked` which tokens to fill: all rows "
                 "of a split should, or none"
-            )
-        if getattr(cfg, "hint_ratio", 0) and bare and split == "train":
-            raise ValueError(
-                f"hint_ratio={cfg.hint_ratio} gives tokens of completions, and {len(bare)} rows of "
-                f"{cfg.dataset}/{split} have none: {str(bare[0])[:80]}"
             )
         if cfg.fill_in and bare and marked < len(rows):
             raise ValueError(

@@ -1,6 +1,6 @@
 """
 Prepare the process of a run, and write what the run leaves in its folder next to the checkpoints (checkpoint.py):
-metrics.jsonl, samples.jsonl, rollouts.jsonl, run.json, curves.png, report.html.
+metrics.jsonl, samples.jsonl, rollouts.jsonl, run.json, report.html.
 
     python tools/compare.py out/a out/b       # both curves on one page
 """
@@ -10,10 +10,8 @@ import ctypes
 import dataclasses
 import errno
 import fcntl
-import functools
 import itertools
 import json
-import operator
 import os
 import re
 import shutil
@@ -159,7 +157,7 @@ class Log:
         """Cut the logs back to `step`, after which the run goes on; -1: start new logs."""
         os.makedirs(cfg.out_dir, exist_ok=True)
         disk.delete_folder(os.path.join(cfg.out_dir, checkpoint.WRITING))  # left by a run that was killed
-        self.cfg, seconds, watched = cfg, 0.0, []
+        self.cfg, seconds = cfg, 0.0
         self.evaluated = False  # True if the step after which the run goes on was evaluated
         for name in checkpoint.LOGS:
             path = os.path.join(cfg.out_dir, name)
@@ -167,11 +165,9 @@ class Log:
             if name == "metrics.jsonl":
                 seconds = max((row["time"] for row in rows), default=0.0)
                 self.evaluated = any(key.startswith("val/") for row in rows if row["step"] == step for key in row)
-            if name in ("metrics.jsonl", "watched.jsonl"):
-                watched += rows
             with disk.replacing(path) as f:
                 f.writelines(json.dumps(row) + "\n" for row in rows)
-        self.watch = collapse.Watch(cfg, sorted(watched, key=operator.itemgetter("step")))
+        self.watch = collapse.Watch(cfg.group_size)
         self.begun = time.time() - seconds
         self.write_config()
         self.others = [begin(cfg) for begin in config.used(LOGGERS, cfg).values()]
@@ -265,7 +261,7 @@ def report(cfg: Config, done: bool = False) -> None:
     """Write report.html from the logs in out_dir, a page to look at while a run goes on.
 
     done: the run has ended, so the page need not be loaded again."""
-    rows, samples, rollouts = (read_lines(os.path.join(cfg.out_dir, name)) for name in checkpoint.LOGS[:3])
+    rows, samples, rollouts = (read_lines(os.path.join(cfg.out_dir, name)) for name in checkpoint.LOGS)
     if not rows:
         return
     shown = pages.as_grid if {"sudoku", "sudoku_all"} & {*cfg.rewards, *cfg.eval_rewards} else str
@@ -282,7 +278,7 @@ def report(cfg: Config, done: bool = False) -> None:
         done,
         result=result(cfg, rows),
         stages=pages.stages(rows),
-        warnings=[f"step {row['step']}: {row['collapse']}" for row in rows if row.get("collapse")],
+        warnings=[f"step {row['step']}: {row['warning']}" for row in rows if row.get("warning")],
         group=pages.telling_group(rollouts, shown),
         evaluations=pages.evaluations(samples, shown),
         keys=[(name, str(value), str(default.get(name))) for name, value in ours.items()],
@@ -300,58 +296,6 @@ def seconds_since(path: str) -> float:
         return time.time() - os.path.getmtime(path)
     except OSError:
         return float("inf")
-
-
-say_once = functools.cache(tqdm.write)  # prints a line, unless this process has printed it already
-
-
-def draw(out_dir: str) -> None:
-    """Write curves.png from metrics.jsonl, if matplotlib is installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return say_once("no curves.png: pip install matplotlib for it. report.html has the same curves")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    shown = panels(read_lines(os.path.join(out_dir, "metrics.jsonl")))[:6]
-    wide = max(min(len(shown), 2 if len(shown) == 4 else 3), 1)
-    high = max(-(-len(shown) // wide), 1)
-    # Three in a row are readable on a page of 800 pixels.
-    figure = plt.figure(figsize=(3.4 * wide, 2.6 * high), constrained_layout=True)
-    for n, (title, unit, lines) in enumerate(shown, 1):
-        ax = figure.add_subplot(high, wide, n)
-        for line in lines:
-            color = COLORS[line.color % len(COLORS)]
-            ax.plot(line.steps, line.y, color=color, marker="o" if len(line.y) < 30 else None, ms=3)
-            if line.low:
-                ax.fill_between(line.steps, line.low, line.high, color=color, alpha=0.2, lw=0)
-        ax.set_title(f"{title}, {unit}" if unit else title, fontsize=11, loc="left")
-        ax.set_xlabel("step")
-        if len(lines) > 1:
-            name_lines(ax, lines)
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-    with disk.replacing(os.path.join(out_dir, "curves.png"), "wb") as f:
-        figure.savefig(f, dpi=150, format="png")
-    plt.close(figure)
-
-
-COLORS = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"  # colour-blind people tell them apart
-
-
-def name_lines(ax: Any, lines: list[pages.Line]) -> None:
-    """Write the name of each line at its right end, moved up where it would cover another, and all down below the
-    title."""
-    low, high = ax.get_ylim()
-    order = np.argsort([line.y[-1] for line in lines])
-    heights = [-np.inf]
-    for n in order:
-        heights.append(max((lines[n].y[-1] - low) / (high - low), heights[-1] + 0.085))
-    too_high = max(heights[-1] - 0.96, 0)
-    for n, height in zip(order, heights[1:], strict=True):
-        color = COLORS[lines[n].color % len(COLORS)]
-        ax.text(1.02, height - too_high, lines[n].name, color=color, va="center", fontsize=9, transform=ax.transAxes)
 
 
 def ending(cfg: Config, best: dict | None) -> str:
@@ -406,18 +350,16 @@ def result(cfg: Config, rows: list[dict]) -> str:
 
 def lacks_evaluation(run: Any, state: Any, done: bool) -> bool:
     """True if the State that a run starts with or is resumed at should be evaluated, and its log has no evaluation."""
-    at_start = run.cfg.objective in ("grpo", "dpo")  # these are evaluated before their first step, too
+    at_start = run.cfg.objective == "grpo"  # it is evaluated before its first step, too
     due = done or state.step % run.cfg.eval_interval == 0 and (state.step > 0 or at_start)
     return due and not hosts.all_max(bool(run.log and run.log.evaluated))
 
 
 def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> None:
-    """Log and print the metrics and samples of an evaluation, and draw the page and the curves."""
+    """Log and print the metrics and samples of an evaluation, and write the page."""
     if run.log:
-        run.log.watch.see({"step": step} | values)
         run.log.metrics(step, values)
         run.log.samples(step, samples[:SAMPLES])
-        draw(run.cfg.out_dir)
         report(run.cfg)
     tqdm.write(f"step {step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
     for sample in samples[: Keys.of(run.cfg).log_samples]:
@@ -429,11 +371,11 @@ FORMS = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%
          "kl": "kl {:.4f}"}  # fmt: skip
 
 
-def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bool) -> list[collapse.Collapse]:
-    """Look for a collapse after an iteration that ended with this State -> the signs that are new.
+def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bool) -> None:
+    """Warn if an iteration that ended with this State looks like a collapse; grpo: print its line.
 
-    grpo: print the line of the iteration. logged: also log its metrics, and its first group if there is one.
-    last: the metrics and, in grpo, the "group"; seconds: that it took."""
+    logged: also log its metrics, and its first group if there is one. last: the metrics and, in grpo, the "group";
+    seconds: that it took."""
     values = {k: v for k, v in last.items() if k not in ("step", "group")} | {"step_time": seconds}
     values["tokens"] = state.step * config.tokens_per_iter(run.cfg)
     if timed := [v for k, v in last.items() if k.startswith("time/")]:
@@ -444,13 +386,11 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
         tqdm.write(f"step {state.step:6d}  reward {'  '.join(shown) or 'none'}  {' + '.join(stages)} s")
         if values["skipped"]:
             tqdm.write(f"step {state.step:6d}  no update: no reward has an opinion on any completion")
-    found = run.log.watch.see({"step": state.step} | values)
-    for text in map(collapse.message, found):
-        tqdm.write(f"step {state.step:6d}  {text}")
-        run.log.metrics(state.step, {"collapse": text})
-    if not logged:  # but a run that is resumed has to see it
-        run.log.append("watched.jsonl", {"step": state.step} | {k: values[k] for k in collapse.METRICS & values.keys()})
-        return found
+    for text in run.log.watch.see(values):
+        tqdm.write(f"step {state.step:6d}  warning: {text}")
+        run.log.metrics(state.step, {"warning": text})
+    if not logged:
+        return
     updates = int(state.opt_state[-1][0].count)  # counted by the optimizer, because skipped iterations made none
     values["learning_rate"] = float(run.rate(max(updates - config.updates_per_iter(run.cfg), 0)))
     run.log.metrics(state.step, values)
@@ -463,27 +403,6 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
         pairs = [*zip(group["completions"], group["advantages"], strict=True)]
         for text, advantage in pairs[: Keys.of(run.cfg).log_samples]:
             tqdm.write(f"    {prompt!r} -> {text!r}  advantage {advantage:+.2f}")
-    return found
-
-
-def ends_at_collapse(cfg: Config) -> bool:
-    """True if a run that shows a sign of collapse is to end."""
-    return collapse.Keys.of(cfg).on_collapse != "warn"
-
-
-class Collapsed(ValueError):
-    """A run that collapsed and was saved."""
-
-    def __init__(self, text: str, again: Config | None) -> None:
-        super().__init__(text)
-        self.again = again  # the Config of a run that goes on from the best checkpoint; None: none is to
-
-
-def leave_collapsed(run: Any, state: Any, best: dict | None, signs: list[collapse.Collapse]) -> Collapsed:
-    """Save a run that collapses -> the error to raise."""
-    from system import restart  # a run that is well needs none
-
-    return Collapsed(*restart.leave(run, state, best, signs))
 
 
 class StopRequested:

@@ -14,7 +14,7 @@ from system import sections
 # Keys that may change on resume, and when a base run is trained no further: they do not affect what is computed, or
 # only for how long. Changing another key would make it another run.
 FREE = ("use model.use out_dir resume eval_only init_from open_as base log_interval eval_interval save_interval "
-        "keep_checkpoints on_collapse log_samples wandb_log wandb_project wandb_run_name wandb_entity "
+        "keep_checkpoints log_samples wandb_log wandb_project wandb_run_name wandb_entity "
         "reward_timeout reward_workers sandbox_unsafe rollout_chunk logp_chunk ref_offload mesh coordinator "
         "processes process_id model.dtype model.remat").split()  # fmt: skip
 LENGTH = ["max_iters", "num_epochs", "stop_at"]
@@ -23,8 +23,6 @@ OFF: dict[str, Any] = {
     "lora_rank": None,
     "paired": False,
     "causal_weight": 0.0,
-    "dynamic_sampling": 0,
-    "hint_ratio": 0.0,
     "nll_coef": 0.0,
     "entropy_coef": 0.0,
     "ref_mode": "static",
@@ -58,8 +56,15 @@ GONE = {
     "top_entropy_quantile": 1.0,
     "min_p": None,
     "random_masking": True,
+    "dynamic_sampling": 0,
+    "hint_ratio": 0.0,
+    "on_collapse": "warn",
 }
-READ_IN_PRETRAINING = {"loss_norm", "fill_in", "mask_ratio_min", "mask_ratio_max"}  # of the keys in config.IDLE_IN_DPO
+GONE_FROM_USE = {"dynamic_sampling", "collapse"}  # names that `use` had for them
+# Keys that only runs of grpo read.
+OF_GRPO = ("logp_est logp_views group_size rollout_steps early_end updates_per_rollout keep_completions "
+           "minibatch_size score_after_end adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level "
+           "loss_type aggregation clip_low clip_high kl_est").split()  # fmt: skip
 
 
 def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
@@ -76,9 +81,10 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
     names = {*now["use"]} ^ {*was.get("use", now["use"])}
     declared = config.declared_keys()
     known = {of.variant for key, of in declared.items() if key in OFF or key in FREE or is_outside_variants(of)}
-    if unlike := sorted(names - known):
+    if unlike := sorted(names - known - GONE_FROM_USE):
         return f"use of {', '.join(unlike)}"
-    free = [*free, *keys_not_read(cfg)]
+    if cfg.objective != "grpo":
+        free = [*free, *OF_GRPO]
     off = settings_off(now | was) | OFF
     now, was = off | now, off | was
     keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
@@ -96,12 +102,6 @@ def recorded(was: dict[str, Any]) -> types.SimpleNamespace:
 def as_json(values: dict[str, Any]) -> dict[str, Any]:
     """Return values as a run.json has them."""
     return json.loads(json.dumps(values))
-
-
-def keys_not_read(c: Config) -> list[str]:
-    """List the keys that a run never reads because of its objective."""
-    in_pretraining = ["logp_est", "logp_views", *set(config.IDLE_IN_DPO.split()) - READ_IN_PRETRAINING]
-    return {"dpo": config.IDLE_IN_DPO.split(), "grpo": []}.get(c.objective, in_pretraining)
 
 
 def settings_off(keys: Iterable[str]) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def check(cfg: Config, was: dict[str, Any], folder: str) -> None:
         raise ValueError(f"{cfg.out_dir} was trained from Python, on {was['dataset']}: they are in no file, so go on "
                          "from there, with train(Config(..., resume=True), rows=THE SAME ROWS)")  # fmt: skip
     if gone := [f"{key}={was[key]!r}" for key, default in GONE.items() if was.get(key, default) != default]:
-        raise ValueError(f"{cfg.out_dir} was run with {', '.join(gone)}, which is not there any more (docs/tried.md): "
-                         "commit 90d4e12 can continue it; its model opens as init_from")  # fmt: skip
+        raise ValueError(f"{cfg.out_dir} was run with {', '.join(gone)}, which is not there any more: "
+                         "docs/tried.md has the commit that can continue it; its model opens as init_from")  # fmt: skip
     if other := changed_keys(cfg, was, FREE + LENGTH):
         raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
                          f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip

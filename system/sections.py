@@ -132,11 +132,6 @@ class Section:
         """Return how many rows of a batch of pretraining are made of one text."""
         return 1
 
-    @property
-    def stages(self) -> list[int]:
-        """List the steps from which on other rows are learnt from."""
-        return []
-
     def between_keys(self, c: Any) -> Iterator[tuple[Any, str]]:
         """Yield (True if wrong, message) for everything that has to hold between these keys and those of the Config c.
         """
@@ -247,9 +242,11 @@ def named_by_use(names: Iterable[str]) -> list[str]:
     names = [*names]
     for name in names:
         if not {"Keys", "Shape"} & {*vars(file_of(name) or object)}:
+            from system import unknown
+
             there = sorted({declared.variant for declared in declared_keys().values()})
-            raise ValueError(f"use={name}: there is no variants/{name}.py with keys of its own (class Keys or Shape): "
-                             f"there are {', '.join(there)}")  # fmt: skip
+            said = unknown.value("use", name, there)
+            raise ValueError(f"{said} (there is no variants/{name}.py with keys of its own, class Keys or Shape)")
     return names
 
 

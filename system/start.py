@@ -47,10 +47,6 @@ def check(cfg):
             raise ValueError(f"rule={cfg.rule!r} takes tokens back, so logp_est='trace' would score other steps than "
                              "were taken: use a bound, such as logp_est='coupled_elbo'")  # fmt: skip
         run_rewards.check_early(cfg)
-    if cfg.objective == "dpo":
-        from variants import dpo  # a run loads only its own objective
-
-        dpo.check_early(cfg)
     first = config.base_runs(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known
         check_shape(cfg, first.model)

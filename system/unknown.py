@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parents[1] / "config/elsewhere.txt"
+ANSWER = {"=": "here it is ", "-": "there is no such thing here: "}  # what to say before the last column of FILE
 
 
 @functools.cache
@@ -30,9 +31,9 @@ def value(name: str, value: object, choices: Collection) -> str:
     spelled almost so."""
     message = f"{name}={value!r}: one of {', '.join(map(str, choices))}"
     spelled = str(value).lower().replace(".", "_").replace("-", "_")
-    known = [answer for theirs, sign, answer in foreign_keys() if theirs == f"{name}:{spelled}"]
+    known = [ANSWER[sign] + answer for theirs, sign, answer in foreign_keys() if theirs == f"{name}:{spelled}"]
     near = difflib.get_close_matches(spelled, filter(None, map(str, choices)), 1, 0.7)
-    return message + (f"; here it is {known[0]}" if known else f"; did you mean {near[0]!r}?" if near else "")
+    return message + (f"; {known[0]}" if known else f"; did you mean {near[0]!r}?" if near else "")
 
 
 def key(name: str, known: Collection[str]) -> str:
@@ -41,7 +42,7 @@ def key(name: str, known: Collection[str]) -> str:
     leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
     for word, (theirs, sign, answer) in itertools.product(dict.fromkeys((name, leaf)), foreign_keys()):
         if fnmatch.fnmatchcase(word, theirs):
-            return f"{message}: " + ("here it is " if sign == "=" else "there is no such thing here: ") + answer
+            return f"{message}: {ANSWER[sign]}{answer}"
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
     near = difflib.get_close_matches(name, names, 1, 0.7)
     question = f", did you mean {names[near[0]]!r}?" if near else "; see --help=all"

@@ -18,7 +18,7 @@ import grpo
 import model
 import rewards
 import rl
-from system import checkpoint, huggingface, runs
+from system import checkpoint, huggingface
 from variants import joint
 from variants import paired as pairs
 
@@ -176,7 +176,6 @@ def compiled_once():
     with pytest.MonkeyPatch.context() as m:
         m.setattr(jax, "jit", shared_jit)
         m.setattr(rl, "make_update", shared_update)
-        m.setattr(runs, "draw", lambda out_dir: open(f"{out_dir}/curves.png", "w").close())
         yield
 
 

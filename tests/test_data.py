@@ -36,7 +36,7 @@ from judges import formats, rules
 from rewards import REWARDS, as_columns, combine, resolve
 from system.start import find_or_train
 from tools import score
-from variants import curriculum, dpo
+from variants import curriculum
 
 REPOSITORY = str(data.ROOT.parent)
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
@@ -946,12 +946,17 @@ def test_a_python_without_its_library_is_told_what_to_do(monkeypatch, tmp_path):
         text.documents()
 
 
-def test_prompts_of_grpo_and_dpo_keep_the_messages_before_them(tmp_path):
+def test_prompts_of_grpo_keep_the_messages_before_them(tmp_path):
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
-    row = {"prompt": turns, "completion": "2", "chosen": "2", "rejected": "3"}
+    row = {"prompt": turns, "completion": "2"}
     rows = file(tmp_path, "mine.jsonl", jsonl([row] * 3))
     cfg = config.Config(dataset=rows, max_prompt_len=120, chat_template="chatml")
     wanted = "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n"
     asked = encoded_texts.encode_split(cfg, CHATTY, "train", with_completions=False)
-    for encoded in asked, *dpo.encode_pairs(cfg, CHATTY, "train"):
-        assert CHATTY.decode(encoded.tokens[0, :120], specials=True).replace("<|pad|>", "") == wanted
+    assert CHATTY.decode(asked.tokens[0, :120], specials=True).replace("<|pad|>", "") == wanted
+
+
+def test_preferences_without_the_objective_of_a_judge_are_told_of_it():
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2
+    with pytest.raises(ValueError, match="2 of 2 rows have no completion to learn from: .*--objective=judge"):
+        encoded_texts.check_completions(config.Config(dataset="pairs"), rows)

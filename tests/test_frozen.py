@@ -20,7 +20,7 @@ import rewards
 import sample
 import train
 from data import texts
-from system import checkpoint, runs
+from system import checkpoint
 
 RECORD = "tests/fixtures/frozen.json"
 FREEZE = bool(os.environ.get("UNMASK_FREEZE"))
@@ -78,9 +78,7 @@ def trained(tmp_path_factory):
                 line += [f"--init_from={folder}/{base}", "--keep_completions=32", "--rollout_chunk=32", *REWARD,
                          f"--eval_rewards={','.join(own)}"]  # fmt: skip
             cfg = config.load(line)
-            with pytest.MonkeyPatch.context() as m:
-                m.setattr(runs, "draw", lambda out_dir: None)
-                train.train(cfg)
+            train.train(cfg)
             done[name] = [json.loads(text) for text in open(f"{folder}/{name}/metrics.jsonl")]
         return done[name]
 

@@ -23,7 +23,7 @@ from variants import moe
 # rewards.py launch theirs, which stand above them.
 PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", "tools/film", "tools/page",
             "tools/plan", "tools/score"}  # fmt: skip
-PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
+PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
 CORE = "model", "diffusion", "sample", "grpo", "rl", "train"
 FOLDERS = "", "data/", "judges/", "system/", "tools/", "variants/"
@@ -260,7 +260,7 @@ def test_the_quick_tests_of_data_sets_pass_without_the_package_that_fetches_them
 @pytest.mark.slow
 def test_the_first_commands_of_the_readme_need_no_optional_package(tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "UNMASK_ORACLES"}
-    env |= {"UNMASK_HIDDEN": "tokenizers,jinja2,matplotlib", "PYTHONPATH": "tests/hidden"}
+    env |= {"UNMASK_HIDDEN": "tokenizers,jinja2", "PYTHONPATH": "tests/hidden"}
     for command in first_commands(tmp_path):
         done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -296,9 +296,9 @@ runpy.run_path("train.py", run_name="__main__")
 TINY = """--max_iters=1 --eval_size=4 --batch_size=8 --keep_completions=8 --rollout_chunk=32 --base.max_iters=2
     --base.stop_at=None --base.eval_size=4 --base.n_layer=1 --base.d_model=32 --base.n_head=1""".split()
 ONLY_IF_ASKED_FOR = of("tools/", FILES) | set("""judges/programs judges/sandbox judges/fences judges/languages
-    judges/formats judges/answers judges/model_judge judges/own variants/judge variants/dpo system/helper
+    judges/formats judges/answers judges/model_judge judges/own variants/judge system/helper
     system/families system/foreign system/adapters system/adapt system/recipe system/same_run system/resume
-    system/restart system/fit system/cost system/placement system/cudnn system/top_p system/unknown system/in_memory
+    system/fit system/cost system/placement system/cudnn system/top_p system/unknown system/in_memory
     data/foreign data/template data/known data/readers data/learn data/making data/chats data/byte_merges
     data/hub""".split())
 

@@ -457,8 +457,7 @@ SHAPES = {
 
 @SLOW
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_mixture_is_pretrained_tuned_and_asked(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runs, "draw", lambda out_dir: None)
+def test_a_mixture_is_pretrained_tuned_and_asked(name, tmp_path, capsys):
     write_rows(tmp_path)
     shape = model.ModelConfig(n_head=2, d_model=32, block_causal=4, qk_norm=True, **SHAPES[name])
     train.train(config.Config(**RUN | dict(max_iters=20, eval_interval=20), dataset=str(tmp_path), learning_rate=3e-3,

@@ -31,7 +31,6 @@ from judges import own
 from system import checkpoint, collapse, evaluation, huggingface, in_memory, rollout_log, run_rewards, runs, setup
 from system.start import prepare, with_ids
 from variants import (  # noqa: F401  (estimators)
-    dynamic_sampling,
     entropy_bonus,
     exact,
     judge,
@@ -203,7 +202,7 @@ def test_one_update_needs_no_old_forward(tiny):
 
 @pytest.mark.slow
 def test_micro_batches_add_up_to_the_whole(tiny):
-    cfg = tiny(loss_type="luspo", logp_est="elbo", ratio_level="token", logp_views=2, nll_coef=0.3)
+    cfg = tiny(loss_type="dr_grpo", logp_est="elbo", ratio_level="token", logp_views=2, nll_coef=0.3)
     cfg, _, task, state, (b,), _ = one_iteration(cfg)
     parts = dataclasses.replace(cfg, gradient_accumulation_steps=4)
     whole, summed = (jax.jit(rl.make_gradient(task.loss, c))(state.params, None, b) for c in (cfg, parts))
@@ -245,19 +244,6 @@ def test_a_right_completion_passes_whatever_its_advantage_or_beats_its_group_if_
         assert rewards.right(found, adv, keys).tolist() == right
 
 
-def test_groups_that_agree_are_drawn_again_but_only_so_often(tiny, place):
-    (place / "rare.py").write_text(
-        "def rare(prompts, completions):\n    return [float(c[:1] > '6') if p < '50' else 0.0"
-        " for p, c in zip(prompts, completions)]\n")  # fmt: skip
-    once, often = (tiny(rewards=(f"{place}/rare.py:rare",), **more) for more in ({}, {"dynamic_sampling": 8}))
-    *_, before = one_iteration(once)
-    cfg, tok, _, _, (b,), after = one_iteration(often)
-    assert after["frac_reward_zero_std"] < before["frac_reward_zero_std"] and before["rollouts"] == 1
-    assert 1 < after["rollouts"] <= 9 and b.rollout.tokens.shape == (16, 7)
-    prompts = [tok.decode(r) for r in np.asarray(b.rollout.tokens)[:, 1:3].tolist()]
-    assert prompts == [p for p in prompts[::4] for _ in range(4)]
-
-
 def test_filling_in_asks_for_holes_in_the_rows_own_text_and_learns_from_nothing_else(tiny):
     cfg, tok, _, _, (b,), notes = one_iteration(tiny(fill_in=True, mask_ratio_min=0.5, mask_ratio_max=0.5))
     assert notes["completions/clipped_ratio"] == 0  # the end of the text is given
@@ -267,20 +253,6 @@ def test_filling_in_asks_for_holes_in_the_rows_own_text_and_learns_from_nothing_
     for row, m in zip(x.tolist(), mask.tolist(), strict=True):
         right = [*tok.encode(tok.decode(row[1:3])[::-1]), tok.eos_id, tok.eos_id]
         assert all(own == given for own, given, hole in zip(row[3:], right, m[3:], strict=True) if not hole)
-
-
-@pytest.mark.slow
-def test_an_iteration_learns_from_groups_with_hints_and_not_from_the_hints(tiny):
-    """Every hint stands where the answer has it. Groups with a reward are as they were written at first."""
-    cfg, tok, _, _, (b,), _ = one_iteration(tiny(pass_at=1.0, dynamic_sampling=3, temperature=3.0, hint_ratio=0.5))
-    r = jax.tree.map(np.asarray, b.rollout)
-    given = (r.step < 0) & (np.arange(r.tokens.shape[1]) >= cfg.max_prompt_len)
-    groups = given.any(1).reshape(-1, cfg.group_size)
-    assert (groups.all(1) | ~groups.any(1)).all() and groups.any() and not groups.all()
-    assert not (given & (r.completion | r.counts)).any() and not np.asarray(in_front(b.views).weight)[:, given].any()
-    for row, mask in zip(r.tokens, given, strict=True):
-        answer = [*tok.encode(tok.decode(row[1:3].tolist())[::-1]), tok.eos_id, tok.eos_id]
-        assert all(row[3 + j] == answer[j] for j in np.flatnonzero(mask[3:]))
 
 
 def test_a_completion_without_any_opinion_is_left_out(tiny, place):
@@ -313,18 +285,6 @@ def test_log_probs_are_those_after_each_filter_of_the_sampler_alone(filter):
     filtered = sample.as_drawn(changed, x, sample.plan(cfg, cfg.temperature))
     np.testing.assert_allclose(logp, diffusion.gather_logp(filtered, x), atol=1e-6)
     assert (jnp.abs(logp - diffusion.gather_logp(logits, x)) > 0.05).any(), "the filter changes nothing here"
-
-
-def test_rows_that_replace_others_bring_their_own_passes():
-    def scored(rewards, passes):
-        rollout = rollout_of(jnp.zeros((4, 2), int))._replace(passes=jnp.array(passes))
-        return rl.Scored([0, 1], rollout, ["a"] * 4, np.array([rewards], float), {"exact": np.zeros(4)})
-
-    cfg = config.Config(rewards=("exact",), group_size=2)
-    old, new = scored([[0, 0], [0, 1]], [1, 2, 3, 4]), scored([[1, 0], [1, 1]], [5, 6, 7, 8])
-    found = dynamic_sampling.replace_flat_groups(old, new, cfg)
-    np.testing.assert_array_equal(found.rollout.passes, [5, 6, 3, 4])
-    np.testing.assert_array_equal(found.rewards, [[[1, 0], [0, 1]]])
 
 
 def test_of_a_prompt_all_tokens_can_be_masked_but_not_its_padding():
@@ -369,19 +329,17 @@ def test_log_probs_in_chunks_are_those_of_all_positions_at_once(monkeypatch):
 
 
 def test_every_random_choice_of_an_iteration_has_a_key_of_its_own(monkeypatch):
-    """Three rollouts, because no group has a reward that differs; and the masks of the views."""
+    """The rollout, the masks of the views, and the order of the completions in minibatches."""
     keys, rollout = [], rollout_of(jnp.zeros((4, 2), int))
     scored = rl.Scored([0, 1], rollout, ["a"] * 4, np.ones((1, 2, 2)), {})
     monkeypatch.setattr(rl, "roll_out", lambda params, key, *more: keys.append(key) or rollout)
     monkeypatch.setattr(rl, "score_rollout", lambda *given: scored)
-    monkeypatch.setattr(dynamic_sampling, "replace_flat_groups", lambda old, new, cfg: new)
     monkeypatch.setattr(rollout_log, "describe", lambda *given: {"skipped": False})
     monkeypatch.setattr(rl, "minibatches", lambda state, both, *more: keys.extend(both) or [])
-    cfg = config.Config(objective="grpo", init_from="x", rewards=("exact",), batch_size=2, group_size=2,
-                        use=(dynamic_sampling.Keys(dynamic_sampling=2),))  # fmt: skip
+    cfg = config.Config(objective="grpo", init_from="x", rewards=("exact",), batch_size=2, group_size=2)
     draw = lambda *given: types.SimpleNamespace(rows=[0, 1])
     train.iteration(rl.State(0, {}, (), None, None), KEY, None, draw, {}, cfg, None)
-    assert len(keys) == len({tuple(jax.random.key_data(key).tolist()) for key in keys}) == 3 + 2
+    assert len(keys) == len({tuple(jax.random.key_data(key).tolist()) for key in keys}) == 3
 
 
 def test_a_negative_reward_is_not_divided_by_the_mean_of_its_group():
@@ -392,25 +350,12 @@ def test_a_negative_reward_is_not_divided_by_the_mean_of_its_group():
         advantages(table - [[[0.0]], [[1.0]]], cfg)
 
 
-def test_redraws_of_dynamic_sampling_take_no_row_from_an_epoch():
+def test_an_epoch_of_prompts_takes_every_row_once():
     rows = [{"prompt": str(i)} for i in range(24)]
     text = texts.EncodedRows(rows, np.arange(24)[:, None], np.ones((24, 1), bool), None)
-    for redraws in (0, 1, 3):
-        draw = texts.prompt_sampler(config.Config(batch_size=4), data.Tokenizer.bytes(), text)
-        for n, times in ([0], 1), (range(1, redraws + 1), redraws):
-            drawn = [int(row["prompt"]) for step in range(6) for i in n for row in draw(step, i, redraws).rows]
-            assert np.bincount(np.array(drawn, int), minlength=24).tolist() == [times] * 24
-
-
-def test_a_group_teaches_if_what_is_weighed_and_added_differs_in_it(tiny, place):
-    both, nan = tuple(f"{place}/my.py:{name}" for name in ("digits", "short")), np.nan
-    each = np.array([[[1, 1, 0], [1, 1, 1], [1, 1, nan], [nan, nan, nan]],
-                     [[0, 0, 0], [0, 1, 0], [0, 0, 0], [nan, nan, nan]]])  # fmt: skip
-    scored = rl.Scored([], None, [], each, {})
-    for weights, teach in (((1, 1), [True, True, True, False]), ((1, 0), [True, False, True, False]),
-                           ((0, 1), [False, True, False, False])):  # fmt: skip
-        cfg = tiny(rewards=both, reward_weights=tuple(map(float, weights)))
-        assert dynamic_sampling.has_signal(scored, cfg).tolist() == teach
+    draw = texts.prompt_sampler(config.Config(batch_size=4), data.Tokenizer.bytes(), text)
+    drawn = [int(row["prompt"]) for step in range(6) for row in draw(step).rows]
+    assert np.bincount(drawn).tolist() == [1] * 24
 
 
 def test_updates_see_the_largest_advantages_of_the_signs_that_count(tiny):
@@ -548,7 +493,6 @@ HOLES = SOME.replace('"21"', '"21", "masked": "2<|mask|>"').replace('"34"', '"3"
 
 @pytest.mark.parametrize("rows, keys, words", [
     (SOME, dict(fill_in=True), "fill_in=True masks tokens of completions, and .* rows of .* have none"),
-    (SOME, dict(hint_ratio=0.5, dynamic_sampling=1, pass_at=1.0), "hint_ratio=0.5 gives tokens of completions, and"),
     (SOME, dict(objective="pretrain", init_from=None, rewards=()), "rows have no completion to learn from"),
     (HOLES, dict(fill_in=True), r"train: \d+ of 3\d rows say in `masked` which tokens to fill: all rows of a")])
 def test_filling_in_and_learning_need_completions(tiny, tmp_path, rows, keys, words):
@@ -581,7 +525,6 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
     ({"temperature": 0.0}, "temperature=0"),
     ({"top_k": 1}, "top_k=1: all completions of a group would be equal"),
-    ({"hint_ratio": 0.5}, "hint_ratio=0.5: set a pass_at, which says what is right, and fill_in=False"),
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
     ({"loss_type": "wd1"}, "ratio_level='none'"),
     ({"logp_est": "exact", "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "not causal"),
@@ -670,7 +613,6 @@ MIXED = [  # what the run starts from, changes, what is said
     ("causal", {"order": "confidence"}, "order='confidence': a causal model sees only what is left of a mask"),
     ("causal", {"logp_est": "trace"}, "its log-probs are known: take exact"),
     ("causal", {"score_after_end": True}, "writes nothing after an end of text; leave it out"),
-    ("causal", {"hint_ratio": 0.5, "dynamic_sampling": 1, "pass_at": 1.0}, "cannot fill in around hints: hint_ratio=0"),
     ("causal", {"init_from": "BASE"}, "is not causal"),
     ("both", {"order": "confidence"}, "order='confidence': rule='drafts' writes from left to right"),
     ("both", {"logp_est": "trace"}, "logp_est='trace'"),
@@ -1032,7 +974,7 @@ def test_a_drift_has_the_same_ratio_clip_and_kl_however_many_steps_are_drawn(lev
 
 
 @pytest.mark.parametrize("level, loss", [
-    ("token", "dapo"), ("none", "dapo"), slow("token", "cispo"), slow("token", "sapo")])
+    ("token", "dapo"), ("none", "dapo"), slow("token", "cispo")])
 def test_the_gradient_of_a_sample_of_steps_is_that_of_all_of_them_on_average(level, loss, monkeypatch):
     """Also away from the old policy, clipped and with a KL. One step of eight is drawn: all eight of them."""
     assert model.plugged(grpo.LOSSES, loss)
@@ -1184,70 +1126,16 @@ def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
         split_rows(dataclasses.replace(cfg, completion_key="b"), "train")
 
 
-# ---- a run that collapses --------------------------------------------------------------------------------------------
-@pytest.fixture
-def planted(monkeypatch):
-    """A run sees at step 3 that it collapses, unless it is the second one."""
-
-    def see(self, row):
-        change = {"learning_rate": self.cfg.learning_rate / 3}
-        at_once = row["step"] == 3 and "reward" in row and not self.cfg.out_dir.endswith("_again")
-        return [collapse.Collapse("reward_fell", 2, "the reward has fallen", change)] if at_once else []
-
-    monkeypatch.setattr(collapse.Watch, "see", see)
-
-
-def test_a_run_that_collapses_says_so_and_goes_on(tiny, planted, capsys):
-    cfg = tiny()
-    train.train(cfg)
-    said = "this looks like a collapse since step 2 (reward_fell): the reward has fallen. Try --learning_rate=0.000333"
-    assert said in capsys.readouterr().out
-    assert [row for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if row.get("collapse")][0]["step"] == 3
-    assert said in open(f"{cfg.out_dir}/report.html").read()
-    assert checkpoint.steps(cfg.out_dir)[-1] == 4
-
-
-def test_or_it_is_saved_and_says_how_to_go_on_from_its_best(tiny, planted):
-    cfg = tiny(on_collapse="stop", eval_interval=2)
-    with pytest.raises(ValueError, match="Saved .*out/step-000003. To go on from the best checkpoint: --init_from="):
-        train.train(cfg)
-    assert checkpoint.steps(cfg.out_dir)[-1] == 3
-    on = dataclasses.replace(cfg, resume=True, on_collapse="warn")  # or as it was, and without leaving again
-    assert train.train(on)[0].step == 4
-
-
-@pytest.mark.slow
-def test_or_it_begins_again_from_its_best_with_the_key_changed(tiny, planted):
-    cfg = tiny(on_collapse="restart", eval_interval=2, max_iters=5)
-    state, folder = train.train(cfg)
-    run = checkpoint.read_run(checkpoint.find(folder))["config"]
-    best = checkpoint.read_run(f"{cfg.out_dir}/step-000003")["best"]["step"]
-    assert folder == f"{cfg.out_dir}_again" and run["learning_rate"] == pytest.approx(cfg.learning_rate / 3)
-    assert run["init_from"].endswith(f"step-{best:06d}") and state.step == run["max_iters"] == 5 - best
-
-
-@pytest.mark.slow
-def test_a_run_that_is_resumed_watches_the_same_numbers_as_the_unbroken_one(tiny, tmp_path):
-    whole, broken = (tiny(log_interval=3, eval_interval=2, out_dir=f"{tmp_path}/{name}") for name in ("whole", "part"))
-    train.train(whole)
-    train.train(dataclasses.replace(broken, max_iters=2))
-    train.train(dataclasses.replace(broken, resume=True))
-    seen = []
-    for cfg in whole, broken:
-        watch = runs.Log(cfg, 4).watch
-        seen.append([watch.values, [row["val/sampled"] for row in watch.evaluations]])
-    assert seen[0] == seen[1] and len(seen[0][0]["reward"]) == 4
-
-
-@pytest.mark.parametrize("keys, kept", [
-    (dict(kl_beta=0.1), True), (dict(), False), (dict(kl_beta=0.1, lora_rank=2), False)])  # fmt: skip
-def test_a_run_that_begins_again_keeps_the_reference_of_its_kl(tiny, monkeypatch, keys, kept):
-    monkeypatch.setattr(checkpoint, "save_run", lambda *args, **options: None)
-    cfg = tiny(on_collapse="restart", max_iters=5, num_epochs=1.0, **keys)
-    again = runs.leave_collapsed(types.SimpleNamespace(cfg=cfg, tok=None), types.SimpleNamespace(step=3),
-                                 {"step": 2}, []).again  # fmt: skip
-    assert (again.max_iters, again.num_epochs) == (3, None)  # epochs are not counted anew
-    assert again.init_from.endswith("step-000002") and again.ref_from == (cfg.init_from if kept else None)
+@pytest.mark.parametrize("log_interval", [1, 3])
+def test_a_run_that_may_be_collapsing_says_so_and_goes_on(tiny, monkeypatch, capsys, log_interval):
+    monkeypatch.setattr(collapse, "WINDOW", 2)
+    monkeypatch.setitem(collapse.WARNINGS, "reward", lambda means, size: f"alas, of {size}")
+    cfg = tiny(log_interval=log_interval)
+    assert train.train(cfg)[0].step == 4
+    assert capsys.readouterr().out.count("step      2  warning: alas, of 4\n") == 1
+    (row,) = [row for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if row.get("warning")]
+    assert (row["step"], row["warning"]) == (2, "alas, of 4")
+    assert "step 2: alas, of 4" in open(f"{cfg.out_dir}/report.html").read()
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 6}])

@@ -314,34 +314,6 @@ def test_only_a_run_is_moved_aside_and_never_onto_another(cfg, tmp_path, capsys)
     assert sorted(os.listdir(tmp_path)) == ["out.1", "out.2", "out.3"]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("error::UserWarning")
-def test_curves_are_drawn_for_whatever_metrics_there_are(cfg):
-    pytest.importorskip("matplotlib")
-    log = runs.Log(cfg, 0)
-    runs.draw(cfg.out_dir)
-    sizes = []
-    for step in range(1, 40):
-        log.metrics(step, {"loss": 3 / step, "learning_rate": 0.1, "grad_norm": 1.0})
-    log.metrics(39, {"val/nelbo": 1.0, "val/sampled": float("nan"), "val/greedy": 0.5})
-    for _ in range(2):
-        runs.draw(cfg.out_dir)
-        sizes.append(open(f"{cfg.out_dir}/curves.png", "rb").read())
-        log.metrics(40, {"val/nelbo": 0.5, "val/sampled": 0.25})
-    assert sizes[0][:4] == b"\x89PNG" and sizes[0] != sizes[1]
-    assert sorted(os.listdir(cfg.out_dir)) == ["curves.png", "metrics.jsonl", "rollouts.jsonl", "run.json",
-                                               "samples.jsonl", "watched.jsonl"]  # fmt: skip
-
-
-def test_without_matplotlib_no_curves_are_drawn(cfg, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    runs.say_once.cache_clear()
-    runs.Log(cfg, 0).metrics(1, {"loss": 1.0})
-    runs.draw(cfg.out_dir)
-    assert "curves.png" not in os.listdir(cfg.out_dir)
-    assert "pip install matplotlib" in capsys.readouterr().out
-
-
 def test_signals_are_noted_and_their_handlers_restored(capsys):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     with runs.StopRequested() as asked:
@@ -435,6 +407,10 @@ def test_a_run_with_a_key_that_is_gone_is_not_continued_as_another():
     was = {"dataset": "sudoku", "step_baseline": 0.5, "kl_in_reward": False, "min_p": None}
     with pytest.raises(ValueError, match=r"was run with step_baseline=0.5, which is not there any more"):
         same_run.check(config.Config(), was, "out/x/step-000001")
+    was = {"dataset": "sudoku", "use": ["collapse", "dynamic_sampling"], "on_collapse": "warn", "dynamic_sampling": 0}
+    same_run.check(config.Config(), was, "out/x/step-000001")
+    with pytest.raises(ValueError, match="was run with dynamic_sampling=1, on_collapse='stop', which is not"):
+        same_run.check(config.Config(), was | {"on_collapse": "stop", "dynamic_sampling": 1}, "out/x/step-000001")
 
 
 @pytest.mark.slow

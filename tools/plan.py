@@ -117,11 +117,6 @@ def topology(text):
     return topologies.get_topology_desc(name.lower(), platform="cuda", target_config=target, topology=shape)
 
 
-def variant(cfg):
-    """Return the file of variants/ that has the objective of a run."""
-    return sections.file_of(cfg.objective)
-
-
 def abstract_run(cfg):
     """Describe a run by shapes alone -> its update, its State, the base of LoRA, and the State as a Task sees it."""
     tx, width = rl.optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
@@ -129,9 +124,7 @@ def abstract_run(cfg):
     if cfg.objective == "grpo":
         loss = functools.partial(rl.policy_loss, cfg=cfg)
     if cfg.objective == "judge":
-        loss = functools.partial(variant(cfg).loss, cfg=cfg.model)
-    if cfg.objective == "dpo":
-        loss = functools.partial(variant(cfg).loss, cfg=cfg)
+        loss = functools.partial(sections.file_of("judge").loss, cfg=cfg.model)
 
     def make(key):
         params = model.init(key, cfg.model, width)
@@ -157,14 +150,8 @@ def programs(cfg):
     held = {"params": base, "adapters": state.params} if base else {"params": state.params}
     held |= {"moments": state.opt_state, "average": state.average}
     stages, batches = {}, [abstract_batch(cfg)]
-    if cfg.objective in ("grpo", "dpo"):
-        held["reference"] = None if base or memory.Keys.of(cfg).ref_offload else state.reference
-    if cfg.objective == "dpo":
-        stages["scoring"] = (
-            functools.partial(variant(cfg).reference_likelihood.lower, cfg=cfg),
-            (merged.params, batches[0]._replace(reference=None)),
-        )
     if cfg.objective == "grpo":
+        held["reference"] = None if base or memory.Keys.of(cfg).ref_offload else state.reference
         batches = abstract_minibatches(cfg, merged)
         stages["rollout"] = abstract_rollout(cfg, merged.params)
         if cfg.kl_beta or any(b.old_logp is not None for b in batches[1:]):
@@ -182,15 +169,12 @@ def abstract_text(cfg, rows, **dtypes):
 
 
 def abstract_batch(cfg):
-    """Return the batch of a step of pretraining, judge or dpo, as shapes."""
+    """Return the batch of a step of pretraining or judge, as shapes."""
     if cfg.objective == "judge":
         pairs = {"better": "int32", "better_valid": bool, "worse": "int32", "worse_valid": bool}
         return abstract_text(cfg, cfg.batch_size, **pairs) | {"score": None}
     rows = cfg.batch_size // (config.copies(cfg) if cfg.objective == "pretrain" else 1)
     text = data.Batch(**abstract_text(cfg, rows, tokens="int32", maskable=bool, valid=bool))
-    if cfg.objective == "dpo":
-        batch = jax.eval_shape(functools.partial(variant(cfg).draw_views, cfg=cfg), jax.random.key(0), text, text)
-        return batch._replace(reference=jax.ShapeDtypeStruct((rows, 2), "float32"))
     return jax.eval_shape(rl.noise(cfg), jax.random.key(0), text)
 
 

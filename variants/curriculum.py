@@ -17,16 +17,12 @@ class Keys(config.Section):
     difficulty: tuple[float, ...] = config.key((), "(lowest, highest): leave out rows of other difficulties")
     curriculum: tuple[tuple[int, float], ...] = config.key((), "((step, highest difficulty from this step on), ...)")
 
-    @property
-    def stages(self):
-        return [step for step, _ in self.curriculum]
-
     def between_keys(self, c):
         bounds = self.difficulty
         yield (bounds and (len(bounds) != 2 or bounds[0] > bounds[1]),
                f"difficulty={bounds}: two numbers, the lowest and the highest, as in 1,3")  # fmt: skip
-        yield (self.curriculum and c.objective in ("judge", "dpo"),
-               f"curriculum={self.curriculum}: objective={c.objective!r} takes its rows in any order")  # fmt: skip
+        yield (self.curriculum and c.objective == "judge",
+               f"curriculum={self.curriculum}: objective='judge' takes its rows in any order")  # fmt: skip
 
 
 def of_difficulty(rows, split, cfg):

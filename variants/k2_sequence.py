@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import grpo
 
 
-def k2_sequence(logr, ratio, batch):
+def k2_sequence(logr, batch):
     """ESPO, per completion (B, 1): (log p - log p_ref) ** 2 / 2L, where log p is the sum over its L tokens.
 
     If all tokens drift equally, this is L times the mean of k2.

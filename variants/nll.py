@@ -2,8 +2,7 @@
 The negative log-likelihood of right completions, added to the loss (LightningRL, weight 0.1):  --nll_coef=0.1
 
 A completion is right if its first reward reaches pass_at; without pass_at, if its advantage is above 0. Only right
-completions that learn (keep_completions) are in the loss, with the log-probs of the run's estimator. The objective dpo
-adds the negative log-likelihood of the better answers, divided by max_new_tokens.
+completions that learn (keep_completions) are in the loss, with the log-probs of the run's estimator.
 """
 import dataclasses
 
@@ -20,7 +19,7 @@ class Keys(config.Section):
     nll_coef: float = config.key(0.1, "weight of the negative log-likelihood of right completions", config.NON_NEGATIVE)
 
     def between_keys(self, c):
-        yield (c.objective not in ("grpo", "dpo") and self.nll_coef > 0,
+        yield (c.objective != "grpo" and self.nll_coef > 0,
                f"nll_coef={self.nll_coef} changes nothing with objective={c.objective!r}: leave it out")  # fmt: skip
 
 

@@ -21,16 +21,13 @@ solution, in which all results are whole, positive and below 1000: with fewer ch
 to add sooner. The rows are made in 7 seconds.
 
     python data/countdown/prepare.py
-    python data/countdown/prepare.py pairs           --dataset=data/countdown/pairs: a right answer and a wrong one
     python data/countdown/prepare.py few             --dataset=data/countdown/few: 600 puzzles with answers
     python data/countdown/prepare.py asked           --dataset=data/countdown/asked: the others, without answers
     python data/countdown/prepare.py hundred         --dataset=data/countdown/hundred: 400,000 rows, in 80 seconds
     python data/countdown/prepare.py --numbers=3 --highest=100 --rows=100000 --out=FOLDER      for --dataset=FOLDER
 
-`pairs` has the rows of difficulty 1, split alike, with `chosen` (the completion) and `rejected`: the same with one
-number changed wherever it stands (`3+7=11,11+5=15`), the kind of mistake that a young model makes. `few` has the train
-rows of 600 of the 5,358 puzzles of difficulty 1 (3,251 rows, in every order of their numbers), and `asked` those of the
-other puzzles without `completion`, for rewards alone. Both have the val rows of difficulty 1.
+`few` has the train rows of 600 of the 5,358 puzzles of difficulty 1 (3,251 rows, in every order of their numbers), and
+`asked` those of the other puzzles without `completion`, for rewards alone. Both have the val rows of difficulty 1.
 
 The last two commands make puzzles like those in papers: the numbers are drawn from 1 to --highest, the target from
 10 to --target=100, among those that + - * and exact / can reach, however large the results in between
@@ -41,13 +38,11 @@ import argparse
 import functools
 import itertools
 import random
-import re
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from data import making
-from judges import formats
 
 # Numbers, their largest, the * and / allowed in the plainest solution; for difficulty 1, 2, ...
 TIERS = (3, 20, 0), (3, 9, 2), (3, 20, 2), (3, 99, 2), (4, 9, 3), (4, 20, 3), (4, 99, 3)
@@ -55,7 +50,7 @@ COMPLETE = 2  # this many tiers are complete; the others have PAIRS pairs (set o
 PAIRS, PER_SET = 6000, 4
 VAL, DRAWN_VAL = 0.05, 1000  # the share of a tier, and the puzzles of a drawn set, that are val
 ANSWERED = 600  # puzzles of `few`
-LARGE, PAIRS_OF_ANSWERS, FEW, ASKED = "hundred", "pairs", "few", "asked"  # folders beside this file
+LARGE, FEW, ASKED = "hundred", "few", "asked"  # folders beside this file
 TARGET, RESULT = 99, 999  # the largest: so rows are short
 
 
@@ -100,24 +95,6 @@ def row(numbers, target, difficulty, most=RESULT):
     completion = ",".join(plainest(tuple(sorted(numbers)), most)[target][-1])
     return {"prompt": f"{','.join(map(str, numbers))}={target}:", "completion": completion,
             "numbers": list(numbers), "target": target, "difficulty": difficulty}
-
-
-def spoiled(rng, right):
-    """Change one number of a row's completion, wherever it stands, by a little -> a wrong completion."""
-    while True:
-        number = rng.choice(re.findall(r"\d+", right["completion"]))
-        other = str(max(int(number) + rng.choice((-10, -2, -1, 1, 2, 10)), 0))
-        wrong = re.sub(rf"\b{number}\b", other, right["completion"])
-        if formats.countdown(wrong, right["numbers"], right["target"]) < 1:
-            return wrong
-
-
-def pairs_of_answers(splits):
-    """Turn the rows of difficulty 1 into rows with a right and a wrong completion, `chosen` and `rejected`."""
-    rng = random.Random(0)
-    return {split: [{"prompt": right["prompt"], "chosen": right["completion"], "rejected": spoiled(rng, right)}
-                    | {key: right[key] for key in ("numbers", "target", "difficulty")}
-                    for right in rows if right["difficulty"] == 1] for split, rows in splits.items()}  # fmt: skip
 
 
 def puzzle(of_row):
@@ -178,15 +155,13 @@ def main():
     for name, default in (("numbers", 3), ("highest", 100), ("target", 100), ("rows", 100_000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("part", nargs="?", choices=[LARGE, PAIRS_OF_ANSWERS, FEW, ASKED],
-                        help=f"{LARGE}: 400,000 rows of the defaults; {PAIRS_OF_ANSWERS}: right and wrong answers; "
-                             f"{FEW}: few puzzles, with answers; {ASKED}: the others, without")
+    parser.add_argument("part", nargs="?", choices=[LARGE, FEW, ASKED],
+                        help=f"{LARGE}: 400,000 rows of the defaults; {FEW}: few puzzles, with answers; "
+                             f"{ASKED}: the others, without")
     asked, here = parser.parse_args(), Path(__file__).parent
     if asked.part == LARGE:
         asked.rows, asked.out = 400_000, here / LARGE
     made = drawn(asked.numbers, asked.highest, asked.target, asked.rows) if asked.out else build()
-    if asked.part == PAIRS_OF_ANSWERS:
-        made, asked.out = pairs_of_answers(made), here / PAIRS_OF_ANSWERS
     if asked.part in (FEW, ASKED):
         made, asked.out = split_by_answers(made)[asked.part], here / asked.part
     ranks = {bytes([b]): b for b in range(256)} | {str(n).encode(): 246 + n for n in range(10, 100)}
