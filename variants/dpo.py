@@ -206,7 +206,7 @@ def dpo_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
 
     def evaluate(state, key):
         def bounds(params):  # with the same masks for both answers
-            return np.stack([evaluation.likelihoods(params, side, cfg.model, cfg) for side in val], 1)
+            return np.stack([evaluation.likelihoods(params, side, cfg) for side in val], 1)
 
         reference = None if state.reference is None else bounds(sharding.to_device(state.reference))
         metrics = pair_metrics(bounds(state.weights), reference, cfg)
