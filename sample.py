@@ -2,10 +2,9 @@
 Filling the masks of a text, some at each step, the surest first.
 
 Prompting, infilling, fill-in tasks and left-to-right generation are one call, `generate`. A Plan says in which order
-masks are filled, and by which rule how many at a time: quota is LLaDA's rule, threshold Fast-dLLM's. To add an order, a
-rule or a way to sample, add a function to ORDERS, RULES or SAMPLERS. In variants/ are the rules dream (with
-tempered=True), factor (Fast-dLLM's other), entropy (EB-Sampler's), dynamic and static (SDAR's), and autoregressive
-models, blocks and KV caches.
+masks are filled, and by which rule how many at a time: quota is LLaDA's rule, threshold Fast-dLLM's. To add an order or
+a rule, add a function to ORDERS or RULES. In variants/ are the rules dream (with tempered=True), factor (Fast-dLLM's
+other), entropy (EB-Sampler's), dynamic and static (SDAR's), and autoregressive models, blocks and KV caches.
 
     python sample.py out/code_grpo --prompt="def add(a, b):" --n=4
     python sample.py assets/sudoku_grpo --prompt="3_2__1________43" --show    # fill the gaps in place
@@ -484,8 +483,6 @@ QUEUES: dict[str, Callable] = {}
 
 def sampler_of(cfg, plan):
     """Name the sampler for a model and a plan. One that is not in this file has the name of its file in variants/."""
-    if plan.rule in SAMPLERS:
-        return plan.rule
     own = "steps" if plan.cache == "none" else "caches"
     return model.chosen({own: own} | STEPS, cfg, own)
 

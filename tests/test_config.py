@@ -291,11 +291,11 @@ def test_a_missing_file_is_reported_with_a_list_of_existing_ones(tmp_path):
     ("--rule=drafts", "here it is a causal model"), ("--rule=nemotron", "here it is rule=threshold"),
     ("--rule=dllm", "here it is rule=quota"), ("--rule=renoise", "here it is rule=quota"),
     ("--logp_est=left_to_right", "here it is logp_est=trace with order=left"),
-    ("--causal_text=True", "read from left to right they learned more"),
-    ("--base.noise=uniform", "masks were far ahead"),
+    ("--causal_text=True", "read from left to right they learned more"), ("--noise=uniform", "masks were far ahead"),
 ])  # fmt: skip
 def test_a_name_that_was_here_once_says_what_became_of_it(file, words, said):
-    assert re.search(rf"{said}.*\(docs/tried.md\)", message(file, words))
+    typed = raised(lambda: sample.plan(config.load([file, words]), 1.0))
+    assert re.search(rf"{said}.*\(docs/tried.md\)", typed)
 
 
 def test_a_recipe_that_was_here_once_says_what_became_of_it():

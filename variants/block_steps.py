@@ -27,7 +27,6 @@ class Turn(NamedTuple):
     window: sample.Window
     stored: jax.Array  # (B,) the columns before it are in the cache for good
     extra: jax.Array  # (B,) True if this pass is not one of the block's steps
-    shift: jax.Array  # (B,) True if tokens are predicted from the column before
 
 
 def next_turn(s, stored, has_cache, cfg, plan, valid, L) -> Turn:
@@ -50,7 +49,7 @@ def next_turn(s, stored, has_cache, cfg, plan, valid, L) -> Turn:
     i = jnp.where(block == s.block, s.i, 0) - extra
     w = sample.window(s.z, block, i, jnp.full(B, plan.steps), cfg, L)
     may = (w.column == first[:, None]) | ~alone[:, None]
-    return Turn(w._replace(masked=w.masked & may & ~behind[:, None]), stored, extra, cfg.shift | alone)
+    return Turn(w._replace(masked=w.masked & may & ~behind[:, None]), stored, extra)
 
 
 def block_pass(params, z, turn, cfg, plan, valid, cache):
@@ -79,7 +78,7 @@ def block_pass(params, z, turn, cfg, plan, valid, cache):
             write = caches.Write(first, low, high)
         part = first, size
         h, cache = caches.compute(params, z, cfg, valid, cache, part, write)
-        at = start[:, None] + jnp.arange(L) - turn.shift[:, None] - first[:, None]
+        at = start[:, None] + jnp.arange(L) - cfg.shift - first[:, None]
         at = at.clip(0, size - 1)
         return jax.vmap(operator.getitem)(h, at), cache
 
