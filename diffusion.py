@@ -107,9 +107,7 @@ class NoisyBatch(NamedTuple):
 
     x: jax.Array  # (B, T) clean
     z: jax.Array  # (B, n, T) with masks
-    # (B, n, T) of each token's -log p in the loss, 0 where it is not masked; a variant with a loss of its own may put
-    # weights of the text itself in front
-    weight: jax.Array
+    weight: jax.Array  # (B, n, T) of each token's -log p in the loss, 0 where it is not masked
     valid: jax.Array | None  # (B, T) False on left padding
 
 
@@ -128,8 +126,6 @@ NOISES = {"rows": mask_rows}
 
 # What variants change in a run, in this order: a noise, the Config of the run -> another noise.
 DRAWS: dict[str, Callable] = {}
-# Other ways to read the same parameters, by the name of the model's mask: {name of the loss: cfg -> cfg}.
-READINGS: dict[str, dict[str, Callable]] = {"rows": {}}
 
 
 def chosen(table, cfg):
@@ -199,11 +195,6 @@ def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Arra
 def logp_and_hit(logits, x):
     """Compute log p of tokens x (N,), and whether each is the likeliest."""
     return gather_logp(logits, x), kernels.likeliest(logits) == x
-
-
-# What variants change in the loss of pretraining: a loss, the Config of the run -> another loss. Both are called as
-# `loss` is, and return what it returns.
-TRAINING_LOSSES: dict[str, Callable] = {}
 
 
 def likelihood(params, batch: tuple, key, cfg, n=8, start=0) -> jax.Array:

@@ -180,17 +180,16 @@ def rotary(positions, cfg):
     return jnp.cos(angle), jnp.sin(angle)
 
 
-ROTARY = {"plain": rotary}  # an entry may also return what queries are multiplied by (B or 1, S, 1, 1)
+ROTARY = {"plain": rotary}
 
 
-def rotate(x, cos, sin, scale=1):
+def rotate(x, cos, sin):
     """Rotate the heads x (B, S, H, K) by the tables of `rotary`: column i together with column i + K/2 (GPT-NeoX's
-    form; GGUF files interleave instead). If cos and sin are narrower than K/2, the last columns stay. scale: multiplies
-    the result."""
+    form; GGUF files interleave instead). If cos and sin are narrower than K/2, the last columns stay."""
     half = cos.shape[-1]
     a, b, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), -1)
     turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
-    return (turned * scale).astype(x.dtype)
+    return turned.astype(x.dtype)
 
 
 def columns(x, part):
@@ -225,7 +224,7 @@ def block(x, w, cfg, rotation, attend, part=None):
 
     h = norm(x, "attn_norm")
     q = rotate(heads(columns(h, part), "q"), *(columns(a, part) for a in rotation))
-    k = rotate(heads(h, "k"), *rotation[:2])
+    k = rotate(heads(h, "k"), *rotation)
     mixed = attend(q, k, heads(h, "v"))
     out = linear(mixed, w, "o")
     x = columns(x, part) + (norm(out, "attn_out_norm") if "attn_out_norm" in w else out)

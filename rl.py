@@ -238,11 +238,6 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
     return diffusion.Views(masked.swapaxes(0, 1), weight.swapaxes(0, 1), share * r.counts)
 
 
-def scoring_model(cfg):
-    """Return the ModelConfig that log-probs are computed with, see sample.SCORED_AS."""
-    return sample.SCORED_AS[cfg.rule](cfg.model) if cfg.rule in sample.SCORED_AS else cfg.model
-
-
 def as_drawn(r: Rollout, cfg):
     """Make the function say(logits (N, V), tokens (N,), diffusion.Place) -> log p, entropy (N,), under the distribution
     that tokens are drawn from."""
@@ -268,7 +263,7 @@ def policy_logp(params, b: Minibatch, cfg):
     chunk = cfg.logp_chunk and min(cfg.logp_chunk, len(masked) * len(r.tokens))
     start, scored = cfg.max_prompt_len, weight != 0
     logp, entropy = diffusion.view_logp(
-        params, r.tokens, masked, scoring_model(cfg), r.valid, start, chunk, scored, as_drawn(r, cfg)
+        params, r.tokens, masked, cfg.model, r.valid, start, chunk, scored, as_drawn(r, cfg)
     )
     entropy = (weight * entropy).sum(0) / jnp.maximum(weight.sum(0), 1e-6)
     return (weight * logp).sum(0), entropy
@@ -395,11 +390,8 @@ def noise(cfg):
 
 
 def denoising_loss(cfg):
-    """Make the loss of pretraining, params, batch -> scalar, metrics, with what the variants of a run change."""
-    loss = diffusion.loss
-    for change in used(diffusion.TRAINING_LOSSES, cfg).values():
-        loss = change(loss, cfg)
-    return functools.partial(loss, cfg=cfg.model, start=cfg.max_prompt_len)
+    """Make the loss of pretraining, params, batch -> scalar, metrics."""
+    return functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
 
 
 # ---- 7. the update ---------------------------------------------------------------------------------------------------

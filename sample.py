@@ -2,10 +2,9 @@
 Filling the masks of a text, some at each step, the surest first.
 
 Prompting, infilling, fill-in tasks and left-to-right generation are one call, `generate`. A Plan says in which order
-masks are filled, and by which rule how many at a time: quota is LLaDA's rule, threshold Fast-dLLM's. To add an order, a
-rule or a way to sample, add a function to ORDERS, RULES or SAMPLERS. In variants/ are the rules dream (with
-tempered=True), factor (Fast-dLLM's other), entropy (EB-Sampler's), dynamic and static (SDAR's), and autoregressive
-models, blocks, KV caches and drafts.
+masks are filled, and by which rule how many at a time: quota is LLaDA's rule, threshold Fast-dLLM's. To add an order or
+a rule, add a function to ORDERS or RULES. In variants/ are the rules dream (with tempered=True), factor (Fast-dLLM's
+other), entropy (EB-Sampler's), dynamic and static (SDAR's), and autoregressive models, blocks and KV caches.
 
     python sample.py out/code_grpo --prompt="def add(a, b):" --n=4
     python sample.py assets/sudoku_grpo --prompt="3_2__1________43" --show    # fill the gaps in place
@@ -41,8 +40,6 @@ class Plan(settings.Sections, metaclass=sections.Flat):
     # exact. With `sampled`, the probability of the token just drawn (LLaDA's choice at temperature > 0), whether a
     # token stays depends on which one it is, so they are not.
     order: str = "confidence"  # which masks first: random, confidence, margin, entropy, left, sampled
-    # The rules `drafts`, for models whose text is causal, and `renoise`, which also takes tokens back, are samplers of
-    # their own (variants/drafts.py, variants/renoise.py).
     rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
     steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block or part
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
@@ -482,14 +479,10 @@ CHECKS: dict[str, Callable] = {}
 STEPS: dict[str, str] = {}
 # Ways to fill N rows of which only some are computed at a time: as a sampler, with `size`, how many, before group.
 QUEUES: dict[str, Callable] = {}
-# How log-probs of what a rule filled in are computed, if not with the model as it is: {rule: cfg -> cfg}.
-SCORED_AS: dict[str, Callable] = {}
 
 
 def sampler_of(cfg, plan):
     """Name the sampler for a model and a plan. One that is not in this file has the name of its file in variants/."""
-    if plan.rule in SAMPLERS:
-        return plan.rule
     own = "steps" if plan.cache == "none" else "caches"
     return model.chosen({own: own} | STEPS, cfg, own)
 

@@ -127,9 +127,8 @@ class Config(settings.Sections, metaclass=Flat):
     diffusion_steps: int = key(16, "denoising steps per completion; block_causal models: per block", POSITIVE_INT,
                                section="sampling: for rollouts (whose log-probs grpo filters alike) and evaluations")
     order: str = key("confidence", "which masks to fill first: random, confidence, margin, entropy, left, sampled")
-    rule: str = key("quota", "how many to fill per step: quota, dream, threshold, factor, entropy, dynamic, static; "
-                     "dllm, nemotron: as these samplers do; renoise: also takes tokens back; drafts: as the causal "
-                     "model of the same weights would write", table=True)
+    rule: str = key("quota", "how many to fill per step: quota, dream, threshold, factor, entropy, dynamic, static",
+                    table=True)
     block_len: int | None = key(None, "fill blocks of this length from left to right; None: one block", POSITIVE_INT)
     cache: str = key("none", "reuse keys and values outside the block: none, prefix (left), dual (both sides)")
     threshold: float = key(0.9, "rule=threshold: fill all masks that are at least this probable, and the best one")
@@ -155,8 +154,8 @@ class Config(settings.Sections, metaclass=Flat):
     mask_ratio_min: float = key(0.2, "fill_in: smallest fraction of masked tokens; coupled: lowest t", MASK_RATIO)
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
 
-    logp_est: str = key("coupled_elbo", "estimator of log-probs, see diffusion.py; causal models and drafts need "
-                        "exact", choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
+    logp_est: str = key("coupled_elbo", "estimator of log-probs, see diffusion.py; causal models need exact",
+                        choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
     logp_views: int = key(4, "masked copies per completion (coupled_elbo: pairs), if the estimator leaves it open",
                           POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
@@ -414,13 +413,11 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
 
 def between_keys_and_model(c, shape, where):
     """Yield (True if wrong, message) for keys that depend on whether a model reads from left to right."""
-    to_the_right = shape.causal or c.rule == "drafts" and c.objective == "grpo"
-    what = ("one that reads from left to right, so its log-probs are known: take exact" if to_the_right else
-            "not causal: it sees the tokens that it should predict, so take coupled_elbo, elbo, trace, ..."
-            + hasattr(shape, "causal_text") * " (or rule='drafts', which writes from left to right)")  # fmt: skip
-    yield (c.objective == "grpo" and (c.logp_est == "exact") != to_the_right,
+    what = ("one that reads from left to right, so its log-probs are known: take exact" if shape.causal else
+            "not causal: it sees the tokens that it should predict, so take coupled_elbo, elbo, trace, ...")
+    yield (c.objective == "grpo" and (c.logp_est == "exact") != shape.causal,
            f"logp_est={c.logp_est!r}, but the model {where} is {what}")  # fmt: skip
-    yield (to_the_right and c.score_after_end,
+    yield (shape.causal and c.score_after_end,
            "score_after_end=True: what reads from left to right writes nothing after an end of text; leave it out")
 
 

@@ -26,31 +26,24 @@ class Keys(sections.Section):
 
 
 def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> tuple[dict, ModelConfig]:
-    """Turn a causal model into a denoiser -> its params and ModelConfig. Two keys of `wanted` say into which:
+    """Turn a causal model into a denoiser -> its params and ModelConfig. block_causal of `wanted` says into which:
 
-    block_causal  causal_text
-    None          False        bidirectional, still shifted by one, with biases (0 if there were none), as Dream was
-                               made from Qwen2
-    n             False        the same in blocks, as Fast-dLLM v2; a model with qk_norm as SDAR from Qwen3: not
-                               shifted, and no biases are added
-    n             True         autoregressive and a denoiser at once, as Nemotron-Labs-Diffusion: not shifted, no biases
-                               are added, with a head of its own; read from left to right, it still is the causal model
+    None    bidirectional, still shifted by one, with biases (0 if there were none), as Dream was made from Qwen2
+    n       the same in blocks, as Fast-dLLM v2; a model with qk_norm as SDAR from Qwen3: not shifted, and no biases are
+            added
 
     The mask token is initialized to the mean embedding (even if the table has an unused row: Qwen2 has 152,064, of
     which 151,665 mean something).
     """
-    is_joint = hasattr(wanted, "causal_text")
-    is_shifted = not (is_joint or cfg.qk_norm and hasattr(wanted, "block_causal"))
+    is_shifted = not (cfg.qk_norm and hasattr(wanted, "block_causal"))
     size = max(cfg.vocab_size, mask_id + 1)
     extra = size - cfg.vocab_size
-    tied = cfg.tie_embeddings and not is_joint
     cfg = dataclasses.replace(
         cfg,
         causal=False,
-        **{name: getattr(wanted, name) for name in ("block_causal", "causal_text") if hasattr(wanted, name)},
+        **({"block_causal": wanted.block_causal} if hasattr(wanted, "block_causal") else {}),
         shift=is_shifted,
         qkv_bias=is_shifted or cfg.qkv_bias,
-        tie_embeddings=tied,
         mask_id=mask_id,
         vocab_size=size,
     )
@@ -61,5 +54,5 @@ def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> 
         return jnp.concatenate([rows, jnp.repeat(mean[None], extra, 0)]).at[mask_id].set(mean)
 
     blocks = {n: jnp.zeros(shape) for n, shape in model.shapes(cfg)["blocks"].items() if n.endswith("_bias")}
-    head = {} if tied else {"head": with_mask(params["head"].T if "head" in params else params["embed"]).T}
+    head = {} if cfg.tie_embeddings else {"head": with_mask(params["head"].T).T}
     return params | head | {"embed": with_mask(params["embed"]), "blocks": blocks | params["blocks"]}, cfg

@@ -49,11 +49,10 @@ def scoring_flops(cfg):
         return pass_flops(cfg, rows, new, T, T, T if cfg.objective == "judge" else new)
     copies = rows / memory.rows_per_copy(cfg)
     # A shifted model reads the first token of each block from the clean text.
-    next_tokens = getattr(cfg, "causal_weight", 0)  # variants/joint.py
-    text = new if cfg.model.shift or next_tokens else 0
+    text = new if cfg.model.shift else 0
     texts = copies / memory.copies_per_text(cfg)
     of_copies = pass_flops(cfg, copies, new, columns, T + columns, new)
-    return of_copies + pass_flops(cfg, texts, text if next_tokens else 0, T, T, text)
+    return of_copies + pass_flops(cfg, texts, 0, T, T, text)
 
 
 def rollout_flops(cfg):
@@ -66,10 +65,6 @@ def rollout_flops(cfg):
     if m.causal:  # the cache holds the rest: every token is read once
         return one_pass(rows, new, T, T)
     prompts = one_pass(cfg.batch_size, 0, T, T)
-    if cfg.rule == "drafts":  # two passes per block, of which half is accepted
-        b = min(m.block_causal, new)
-        passes = 4 * new / (b + 1)
-        return prompts + passes * one_pass(rows, b, b, T)
     if hasattr(m, "block_causal") and cfg.cache != "none":  # each prompt once, and one more pass per block, to cache it
         b = m.block_causal
         passes = (min(steps, b) + 1) * -(-new // b)

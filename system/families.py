@@ -56,9 +56,6 @@ LLADA2_TENSORS = QWEN3_MOE_TENSORS | {
     "dense_up": "model.layers.{}.mlp.up_proj",
     "dense_down": "model.layers.{}.mlp.down_proj",
 }
-NEMOTRON_TENSORS = {leaf: name.replace("model.", "encoder.") for leaf, name in LLAMA_TENSORS.items()} | {
-    "head": "diffusion_head"
-}
 LLAMA_KEYS = TOKEN_KEYS | {
     "vocab_size": "vocab_size",
     "n_layer": "num_hidden_layers",
@@ -103,7 +100,6 @@ LLAMA_REQUIRES = {
     "attention_bias": False,
     "mlp_bias": False,
     "use_sliding_window": False,
-    "llama_4_scaling_beta": None,
     "partial_rotary_factor": 1.0,
 }
 QWEN3_MOE_REQUIRES = LLAMA_REQUIRES | {"decoder_sparse_step": 1, "mlp_only_layers": []}
@@ -124,8 +120,6 @@ GEMMA_REQUIRES = LLAMA_REQUIRES | {
     "hidden_activation": "gelu_pytorch_tanh",
     "use_bidirectional_attention": False,
 }
-NEMOTRON_REQUIRES = LLAMA_REQUIRES | {"dlm_paradigm": "bidirectional", "sliding_window": None}
-del NEMOTRON_REQUIRES["llama_4_scaling_beta"]
 
 llama_like = functools.partial(Family, tensors=LLAMA_TENSORS, keys=LLAMA_KEYS, requires=LLAMA_REQUIRES)
 CAUSAL = {"causal": True, "shift": True}
@@ -167,16 +161,6 @@ FAMILIES |= {
         requires=LLAMA_REQUIRES | {"layer_norm_eps": None},
         code="huggingface.co/GSAI-ML/iLLaDA-8B-Instruct",
     ),
-    # Ours alone: a name that no other program knows, because all others would let the network read masks.
-    "unmask_uniform": llama_like("UniformNoiseModel", {"noise": "uniform"}, code="unmask, and nowhere else"),
-    "nemotron_labs_diffusion": Family(
-        "NemotronLabsDiffusionModel",
-        {"block_causal": 32, "causal_text": True},
-        NEMOTRON_TENSORS,
-        BLOCK_KEYS,
-        NEMOTRON_REQUIRES,
-        "huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
-    ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM", CAUSAL | {"qk_norm": True}, QWEN3_MOE_TENSORS, QWEN3_MOE_KEYS, QWEN3_MOE_REQUIRES,
     ),
@@ -199,6 +183,14 @@ FAMILIES |= {
     ),
 }
 
+# Families that were here once: model_type -> what became of them.
+GONE = {
+    "nemotron_labs_diffusion": "models whose finished text is causal and whose open block is not are gone from here; "
+    "commit 6adddab opens them (docs/tried.md)",
+    "unmask_uniform": "models that read random tokens in place of masks are gone from here; commit 6adddab opens them "
+    "(docs/tried.md)",
+}
+
 
 def family_of(cfg: model.ModelConfig) -> str:
     """Find the name of the first family whose folders can hold this configuration."""
@@ -207,9 +199,9 @@ def family_of(cfg: model.ModelConfig) -> str:
         if huggingface.can_hold(family, cfg):
             return name
     switches = (
-        "causal", "block_causal", "causal_text", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale",
+        "causal", "block_causal", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale",
         "attn_cap", "logit_cap", "rope_scaling", "d_head", "rotary_share", "n_experts", "routing", "norm_routing",
-        "n_shared", "noise",
+        "n_shared",
     )  # fmt: skip
     raise ValueError(
         "no Hugging Face family has these switches together: "

@@ -22,13 +22,10 @@ MISSING = {  # the class in a config.json: what this code lacks for it, though i
     "it if it is not shifted, and --explain tests that",
 }
 BLOCK_LENGTHS = ("block_size", "bd_size", "block_length")  # keys of config.json that say that a model has blocks
-ROPES = {  # rope_type -> the keys of the numbers in cfg.rope_scaling; YaRN's last one is Ministral 3's
+ROPES = {  # rope_type -> the keys of the numbers in cfg.rope_scaling
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (
-        "factor", "beta_slow", "beta_fast", "original_max_position_embeddings", "attention_factor",
-        "llama_4_scaling_beta",
-    ),
-}  # fmt: skip
+    "yarn": ("factor", "beta_slow", "beta_fast", "original_max_position_embeddings", "attention_factor"),
+}
 
 
 def understand(folder: str, theirs: dict[str, Any], kind: str, open_as: str | None, families: dict) -> dict[str, Any]:
@@ -55,7 +52,7 @@ def check_layers(path: str, theirs: dict[str, Any], cfg: Any) -> None:
 def written_rope(stretch: tuple[float, ...]) -> dict[str, Any]:
     """Write how positions are stretched, cfg.rope_scaling, as a config.json says it."""
     kind = "llama3" if len(stretch) == 4 else "yarn"
-    return {"rope_type": kind, **dict(zip(ROPES[kind], stretch, strict=False))}
+    return {"rope_type": kind, **dict(zip(ROPES[kind], stretch, strict=True))}
 
 
 def say_mask(folder: str) -> None:
@@ -131,18 +128,19 @@ def read_rope(path, theirs):
             raise ValueError(f"{path}: {key}={theirs[key]!r}: expected an object or null")
     found = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
     kind = found.get("rope_type", found.get("type", "default"))
-    if kind == "default" and not found.get("llama_4_scaling_beta"):
+    by_length = found.get("llama_4_scaling_beta")  # Ministral 3 scales its queries, which this code does not
+    if kind == "default" and not by_length:
         return None
     given = {key: value for key, value in found.items() if value not in (None, 0)}
     if kind == "yarn" and "factor" in given:
         given = {"beta_slow": 1, "beta_fast": 32, "attention_factor": attention_factor(path, given)} | given
     keys = ROPES.get(kind, ())
-    if not keys or not set(keys) - {"llama_4_scaling_beta"} <= given.keys() or not found.get("truncate", True):
+    if not keys or by_length or not set(keys) <= given.keys() or not found.get("truncate", True):
         raise ValueError(
             f"{path}: rope_scaling={found} is not supported; this code computes rope_type='default', "
             f"'llama3' with {', '.join(ROPES['llama3'])}, and 'yarn' with factor and original_max_position_embeddings"
         )
-    return tuple(given[key] for key in keys if key in given)
+    return tuple(given[key] for key in keys)
 
 
 def attention_factor(path, yarn):

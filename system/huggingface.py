@@ -273,7 +273,8 @@ def read_kind(folder: str, open_as: str | None = None) -> str:
         plug_families()
     if not isinstance(kind, str) or kind not in FAMILIES:
         asked = f"open_as={open_as!r}" if open_as else f"{path}: model_type is {kind!r}"
-        raise ValueError(f"{asked}; known families: {', '.join(FAMILIES)}")
+        known = f"known families: {', '.join(FAMILIES)}"
+        raise ValueError(f"{asked}; {plug_families().GONE.get(str(kind), known)}")
     return kind
 
 

@@ -56,8 +56,7 @@ def copies_per_text(cfg):
 def copy_columns(cfg):
     """Count the columns computed per noisy copy of a block model, next to the clean text. 0: not a block model."""
     block = getattr(cfg.model, "block_causal", None)
-    by_a_causal_pass = cfg.objective == "grpo" and cfg.rule == "drafts"
-    if not block or cfg.objective == "judge" or by_a_causal_pass:
+    if not block or cfg.objective == "judge":
         return 0
     return cfg.max_new_tokens + min(block - 1 + cfg.model.shift, cfg.max_prompt_len)
 
@@ -184,7 +183,7 @@ def work_bytes(cfg, row_parts, tensor, wide):
 
     filled = math.ceil(config.rollout_rows(cfg) / row_parts) if grpo else 0
     # A causal rollout keeps one cache of all layers; another holds one layer at a time, and copies a cache.
-    caches = 1 if m.causal else 2 if cfg.cache != "none" or cfg.rule == "drafts" else 0
+    caches = 1 if m.causal else 2 if cfg.cache != "none" else 0
     cache = filled * m.n_layer * T * 2 * KV * bytes_per_number(m) * caches
     one_layer = 0 if m.causal else filled * (layer // 2)
     # A Rollout has 15 bytes per token, in parts and joined, and the prompts.

@@ -235,7 +235,7 @@ def pictures(rows: list[dict]) -> list[Curves]:
         Curves("entropy", "nats per token", ["entropy"]),
         Curves("groups without a signal", "share of all", ["frac_reward_zero_std"]),
         Curves("gradient norm", "before clipping", ["grad_norm"]),
-        Curves("loss", "" if is_grpo else "nats per token", ["loss", "val/nelbo", "val/causal_nll"]),
+        Curves("loss", "" if is_grpo else "nats per token", ["loss", "val/nelbo"]),
         Curves("learning rate", "", ["learning_rate"]),
     ]
     shown = [curves._replace(names=[name for name in curves.names if name in keys]) for curves in found]

@@ -22,7 +22,6 @@ LENGTH = ["max_iters", "num_epochs", "stop_at"]
 OFF: dict[str, Any] = {
     "lora_rank": None,
     "paired": False,
-    "causal_weight": 0.0,
     "nll_coef": 0.0,
     "entropy_coef": 0.0,
     "ref_mode": "static",
@@ -37,8 +36,6 @@ OFF: dict[str, Any] = {
     "cispo_cap": 5.0,
     "reward_clip": None,
     "model.block_causal": None,
-    "model.causal_text": False,
-    "model.noise": "mask",
     "model.rope_scaling": None,
     "model.gemma": False,
 }
@@ -59,6 +56,9 @@ GONE = {
     "dynamic_sampling": 0,
     "hint_ratio": 0.0,
     "on_collapse": "warn",
+    "causal_weight": 0.0,
+    "model.causal_text": False,
+    "model.noise": "mask",
 }
 GONE_FROM_USE = {"dynamic_sampling", "collapse"}  # names that `use` had for them
 # Keys that only runs of grpo read.
@@ -130,8 +130,9 @@ def check(cfg: Config, was: dict[str, Any], folder: str) -> None:
         raise ValueError(f"{cfg.out_dir} was trained from Python, on {was['dataset']}: they are in no file, so go on "
                          "from there, with train(Config(..., resume=True), rows=THE SAME ROWS)")  # fmt: skip
     if gone := [f"{key}={was[key]!r}" for key, default in GONE.items() if was.get(key, default) != default]:
-        raise ValueError(f"{cfg.out_dir} was run with {', '.join(gone)}, which is not there any more: "
-                         "docs/tried.md has the commit that can continue it; its model opens as init_from")  # fmt: skip
+        opens = "" if any(key.startswith("model.") for key in gone) else "; its model opens as init_from"
+        raise ValueError(f"{cfg.out_dir} was run with {', '.join(gone)}, which is not there any more: docs/tried.md "
+                         f"has the commit that can continue it{opens}")  # fmt: skip
     if other := changed_keys(cfg, was, FREE + LENGTH):
         raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
                          f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip

@@ -43,9 +43,6 @@ def check(cfg):
     """Refuse what cannot work, as far as it is known before a base is trained."""
     sample.plan(cfg, cfg.temperature)  # else it would be refused at the first evaluation
     if cfg.objective == "grpo":
-        if cfg.logp_est == "trace" and getattr(sample.SAMPLERS.get(cfg.rule), "takes_back", False):
-            raise ValueError(f"rule={cfg.rule!r} takes tokens back, so logp_est='trace' would score other steps than "
-                             "were taken: use a bound, such as logp_est='coupled_elbo'")  # fmt: skip
         run_rewards.check_early(cfg)
     first = config.base_runs(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known
@@ -58,8 +55,6 @@ def check_shape(cfg, shape):
         from system import adapters  # for a run with LoRA
 
         adapters.check_targets(shape, cfg.lora_targets)
-    if cfg.objective == "grpo" and not cfg.eval_only and cfg.rule in sample.SCORED_AS:
-        sample.SCORED_AS[cfg.rule](shape)  # a ValueError if what the rule writes cannot be scored
     check_fits(cfg, shape)
 
 

@@ -58,7 +58,10 @@ def keyword(name: str, known: Collection[str], declared: dict[str, Any]) -> str:
 
 def file(name: str, there: list[str]) -> str:
     """Return the message for a config file that does not exist. there: the names of those in config/."""
-    near = difflib.get_close_matches(os.path.basename(name).removesuffix(".py"), there, 1)
+    stem = os.path.basename(name).removesuffix(".py")
+    if gone := [answer for theirs, sign, answer in foreign_keys() if fnmatch.fnmatchcase(f"config:{stem}", theirs)]:
+        return f"no config file {name!r}: {gone[0]}"
+    near = difflib.get_close_matches(stem, there, 1)
     question = f" (did you mean config/{near[0]}.py?)" if near else ""
     return f"no config file {name!r}{question}; as config/NAME.py there are {', '.join(there)}"
 

@@ -53,7 +53,6 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from rewards import score as score_all
     from system import checkpoint, cost, run_rewards, runs, same_run
     from system.start import find_or_train
-    from variants import joint
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 V = 259  # the byte tokenizer's vocabulary
@@ -862,42 +861,6 @@ def equal(b, params, run, weights, loss, tensors, twin):
           f"({clip:.0%} of the tokens clipped)\n", flush=True)  # fmt: skip
 
 
-# ---- drafts ----------------------------------------------------------------------------------------------------------
-
-def drafts(options):
-    """tokens a pass and a second of drafts, beside one token at a time and plain blocks of the same weights"""
-    prepare()
-    sizes = some(options, (2,), (1, 64), (1, 8, 64))
-    params, run, arrays, score = asked(options.recipe, max(sizes))
-    if options.run:
-        params, _ = checkpoint.load(options.run)
-    blocks = dict(cache="prefix", steps=run.model.block_causal)
-    ways = {"one token at a time": (joint.autoregressive(run.model), sampler.Plan(order="left")),
-            "drafts": (run.model, sampler.Plan(rule="drafts", order="left")),
-            "blocks, one token a pass": (run.model, sampler.Plan(**blocks)),
-            "blocks, all that are 90% sure": (run.model, sampler.Plan(rule="dynamic", **blocks))}  # fmt: skip
-    labels = [f"{n} texts, {way}{at}" for n in sizes for way in ways for at in (", sampled", ", greedy")]
-    table(["", "right", "tokens/pass", "tokens/s"], labels, drafted(params, run, arrays, score, sizes, ways, options))
-
-
-def drafted(params, run, arrays, score, sizes, ways, options):
-    """-> the rows of the table of `drafts`: label, right answers, tokens a pass of a text, tokens a second of all."""
-    for n, (way, (shape, plan)), heat in itertools.product(sizes, ways.items(), (1.0, 0.0)):
-        some_texts = arrays.part(slice(0, n))
-        z = sampler.masked_tokens(some_texts, shape)
-        plan = dataclasses.replace(plan, temperature=heat, early_end=True)
-        fill = functools.partial(sampler.generate, params, jax.random.key(0), z, shape, plan, some_texts.valid)
-        (x, trace), seconds, _ = clocked(waiting(fill), options.rounds)
-        whole = np.concatenate([np.asarray(x), np.asarray(arrays.tokens)[n:]])  # `score` judges all rows
-        new = np.asarray(some_texts.maskable)
-        ends = np.isin(x, run.model.ends) & new
-        written = new & (np.cumsum(ends, 1) - ends == 0)
-        passes = np.where(written, np.asarray(trace["step"]), 0).max(1) + 1
-        right = score(whole)[0] if n == len(arrays.tokens) else float("nan")
-        yield (f"{n} texts, {way}, {'sampled' if heat else 'greedy'}", "" if np.isnan(right) else f"{right:.1%}",
-               f"{written.sum() / passes.sum():.2f}", f"{written.sum() / seconds:,.0f}")  # fmt: skip
-
-
 def gpu(options):
     """all that a GPU should be asked, in one call of about 10 minutes; each part is a process of its own"""
     import gpu as parts  # which uses this file
@@ -905,19 +868,17 @@ def gpu(options):
 
 
 COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "compare": compare, "ladder": ladder,
-            "arms": arms, "truth": truth, "frontier": frontier, "growth": growth, "grpo": grpo, "drafts": drafts,
-            "gpu": gpu}  # fmt: skip
+            "arms": arms, "truth": truth, "frontier": frontier, "growth": growth, "grpo": grpo, "gpu": gpu}  # fmt: skip
 # What the commands take from the command line, beside --toy.
 RUNS = dict(tasks="", seeds=3, show=False, record=False, fresh=False, out="out/compare", flags="")
 OPTIONS = {
-    "order": dict(run="out/sudoku_d1"), "drafts": dict(run="", recipe="countdown_joint_base", rounds=5, quick=False),
+    "order": dict(run="out/sudoku_d1"),
     "train": dict(rounds=5, quick=False), "sample": dict(rounds=5), "growth": dict(rounds=5, picture=""),
     "grpo": dict(rounds=5), "rewards": dict(quick=False), "truth": dict(picture=""),
     "frontier": dict(tasks="", runs="", picture="", quick=False), "gpu": dict(tasks="", json="out/gpu.json"),
     "compare": RUNS | dict(seeds=10, picture=""), "ladder": RUNS, "arms": RUNS}  # fmt: skip
 HELP = {
-    "run": "a run of config/sudoku_d1.py; for drafts: one that starts from that of --recipe, instead of that",
-    "recipe": "a model of both kinds in config/", "rounds": "how often each is measured", "seeds": "runs of each",
+    "run": "a run of config/sudoku_d1.py", "rounds": "how often each is measured", "seeds": "runs of each",
     "tasks": "some of the tasks (or, for gpu, the parts), separated by commas",
     "runs": "folders of runs, separated by commas, to compare with the base", "picture": "a file, as assets/x.png",
     "show": "only what is there", "record": "keep the results in tests/compare.jsonl", "json": "for the figures",

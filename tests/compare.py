@@ -6,7 +6,7 @@ at any time and go on where they were, and --show prints what there is without s
 runs behind docs/estimators.md are in tests/compare.jsonl and count as finished, as long as their command is the same;
 --record adds yours, --fresh leaves them out.
 
-`compare` has eight estimators (`exact` needs an autoregressive model) on three tasks, from bases of
+`compare` has seven estimators (`exact` needs an autoregressive model) on three tasks, from bases of
 three strengths, with many seeds, and summarizes them as rliable does (2108.13264): the interquartile mean, and its 95%
 interval over seeds drawn again and again within each task and base. `ladder` begins with a paper's settings and takes
 over ours one after the other. `arms` takes the rung apart on which negative advantages go.
@@ -31,7 +31,7 @@ from tools.compare import DRAWS, interquartile_mean
 # ---- the methods -----------------------------------------------------------------------------------------------------
 
 BOTH = "--adv_negative=1.0 --adv_norm=none --learning_rate=1e-4"
-# Name: the flags, and the forward passes that one scoring of a completion takes (L: as many as it has tokens).
+# Name: the flags, and the forward passes that one scoring of a completion takes.
 METHODS = {
     "one_step": ("--logp_est=one_step", 1),
     "coupled": ("--logp_est=coupled", 3),
@@ -40,7 +40,6 @@ METHODS = {
     "quadrature": ("--logp_est=quadrature --logp_views=4", 4),
     "strata": ("--logp_est=strata --logp_views=4", 4),
     "trace": ("--logp_est=trace --logp_views=4", 4),
-    "left_to_right": ("--logp_est=left_to_right", "L"),
     "trace_both_signs": (f"{BOTH} --logp_est=trace --logp_views=4", 4),
 }
 
@@ -273,7 +272,7 @@ def compare_jobs(options):
     cells = itertools.product(range(options.seeds), chosen(options.tasks, TASKS), bases, methods)
     for seed, task, strength, name in cells:
         first, kind, (flags, views) = config.read_file(recipe(task, "base")), TASKS[task], METHODS[name]
-        views, steps, rows = first.max_new_tokens if views == "L" else views, first.diffusion_steps, kind.prompts
+        steps, rows = first.diffusion_steps, kind.prompts
         n = 1 if options.toy else iterations(BUDGET, rows, 4, rows, kind.updates, steps, views)
         command = merged(
             recipe(task, "grpo"), COMPARED, kind.model, POSITIVE,

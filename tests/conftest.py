@@ -10,8 +10,8 @@ import subprocess
 import sys
 
 # XLA of jaxlib 0.10 has two ways to compile fusions, and the older is quicker to compile: tests/test_model.py and
-# tests/test_rl.py take 42 instead of 70 CPU seconds. From 0.11.1 on there is one way and no such flag (XLA ends a process
-# that sets an unknown one): they take 57 with 0.12, and no other flag made that less.
+# tests/test_rl.py take 42 instead of 70 CPU seconds. From 0.11.1 on there is one way and no such flag (XLA ends a
+# process that sets an unknown one): they take 57 with 0.12, and no other flag made that less.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
 

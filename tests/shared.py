@@ -19,7 +19,6 @@ import model
 import rewards
 import rl
 from system import checkpoint, huggingface
-from variants import joint
 from variants import paired as pairs
 
 # Keys that no compiled function depends on: where a run reads and writes, and when it does what.
@@ -128,12 +127,10 @@ def left(out_dir):
     return files, {k: v for k, v in run.items() if k != "config"}, logs
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "norm", "paired", "causal_weight"))
-def noise_of(key, batch, cfg, norm="token", paired=False, causal_weight=0.0):
+@functools.partial(jax.jit, static_argnames=("cfg", "norm", "paired"))
+def noise_of(key, batch, cfg, norm="token", paired=False):
     """Draw the masks of a batch as a run with these keys does."""
     draw = pairs.noise if paired else diffusion.noise
-    if causal_weight:
-        return joint.noise(key, batch, cfg, norm, draw, causal_weight)
     return draw(key, batch, cfg, norm)
 
 

@@ -15,7 +15,6 @@ import pytest
 
 import data
 import model
-from config import countdown_joint_base
 from config.sudoku_d1 import config
 from system import checkpoint, runs
 from train import State
@@ -107,16 +106,6 @@ def test_order_is_a_table_of_orders_and_steps(tmp_path, here):
     _, rows = here("order", str(tmp_path), "--toy")
     assert rows["order"] == ["1"]
     assert all(rows[order] == ["0.0%"] for order in ("random", "confidence", "margin", "entropy", "left"))
-
-
-@pytest.mark.slow
-def test_drafts_are_a_table_beside_one_token_at_a_time_and_blocks(tmp_path, here, monkeypatch):
-    small_run(tmp_path, countdown_joint_base.config)
-    monkeypatch.setattr(bench, "find_or_train", lambda *_: str(tmp_path))
-    _, rows = here("drafts", "--toy")
-    assert rows[""] == ["right", "tokens/pass", "tokens/s"] and len(rows) == 2 + 4 * 2
-    assert rows["2 texts, one token at a time, greedy"][:2] == ["0.0%", "1.00"]
-    assert 0.5 <= float(rows["2 texts, drafts, greedy"][1]) <= 4 and float(rows["2 texts, drafts, sampled"][1]) >= 0.5
 
 
 @pytest.mark.slow

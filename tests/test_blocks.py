@@ -22,7 +22,7 @@ from system import checkpoint, disk, huggingface, runs
 from system.adapt import adapt
 from system.start import prepare
 from tools import complete
-from variants import blocks, joint, lora, quadrature, strata  # noqa: F401  (estimators)
+from variants import blocks, lora, quadrature, strata  # noqa: F401  (estimators)
 
 SDAR, FAST = "tests/fixtures/sdar", "tests/fixtures/fastdllm2"
 KEY = jax.random.key(0)

@@ -22,7 +22,7 @@ import rewards
 import sample
 import train
 from system import help, memory, runs, same_run
-from variants import blocks, curriculum, gemma, joint
+from variants import blocks, curriculum, gemma
 
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
 KINDS = {name: kind for cls in (config.Config, model.ModelConfig)
@@ -287,6 +287,23 @@ def test_a_missing_file_is_reported_with_a_list_of_existing_ones(tmp_path):
         assert ("did you mean config/sudoku.py?" in said) == ("sudok" in path)
 
 
+@pytest.mark.parametrize("words, said", [
+    ("--rule=drafts", "here it is a causal model"), ("--rule=nemotron", "here it is rule=threshold"),
+    ("--rule=dllm", "here it is rule=quota"), ("--rule=renoise", "here it is rule=quota"),
+    ("--logp_est=left_to_right", "here it is logp_est=trace with order=left"),
+    ("--causal_text=True", "read from left to right they learned more"), ("--noise=uniform", "masks were far ahead"),
+])  # fmt: skip
+def test_a_name_that_was_here_once_says_what_became_of_it(file, words, said):
+    typed = raised(lambda: sample.plan(config.load([file, words]), 1.0))
+    assert re.search(rf"{said}.*\(docs/tried.md\)", typed)
+
+
+def test_a_recipe_that_was_here_once_says_what_became_of_it():
+    for name in ("config/countdown_joint_grpo.py", "smollm2_joint"):
+        assert re.search(f"no config file '{name}': models of both kinds are gone.*docs/tried.md", message(name))
+    assert "masks were far ahead" in message("sudoku_uniform_base.py")
+
+
 def test_a_config_file_may_be_named_without_its_folder_and_its_ending(monkeypatch, tmp_path):
     expected = config.load(["config/sudoku.py"])
     assert config.load(["config/sudoku"]) == config.load(["sudoku"]) == expected
@@ -304,7 +321,7 @@ def test_an_unknown_keyword_in_python_gives_the_message_of_the_command_line():
 @pytest.mark.parametrize("words, said", [
     ("--n_layer 3", "write it as --n_layer=3"), ("--lr_end -1e-3", "write it as --lr_end=-1e-3"),
     ("-max_iters=3", "write it as --max_iters=3"), ("max_iters=3", "write it as --max_iters=3"),
-    ("--tempered", "write it as --tempered=True"), ("--model.causal_text", "write it as --model.causal_text=True"),
+    ("--tempered", "write it as --tempered=True"), ("--model.gemma", "write it as --model.gemma=True"),
     ("--seed --resume=True", "write it as --seed=value"), ("FILE", "one config file"), ("now", "one config file"),
     ("--seed=1 --seed=2", "--seed is given twice"), ("--n_layer=1 --model.n_layer=2", "--n_layer is given twice"),
     ("--out_dir=out/x --init_from=out/x/step-000007", "lies in out_dir"),
@@ -481,19 +498,18 @@ def test_main_reports_a_mistake_in_one_line(tmp_path, file, monkeypatch):
 
 
 def test_a_model_takes_the_keys_of_its_variants_as_its_own():
-    cfg = model.ModelConfig(block_causal=8, causal_text=True, window=3)
-    assert cfg.use == (blocks.Shape(8), gemma.Shape(window=3), joint.Shape())
-    assert model.ModelConfig(use=("joint", blocks.Shape(8), gemma.Shape(window=3))) == cfg
-    assert dataclasses.replace(cfg, block_causal=None, causal_text=False, gemma=False) == model.ModelConfig()
+    cfg = model.ModelConfig(block_causal=8, window=3)
+    assert cfg.use == (blocks.Shape(8), gemma.Shape(window=3))
+    assert model.ModelConfig(use=("gemma", blocks.Shape(8)), window=3) == cfg
+    assert dataclasses.replace(cfg, block_causal=None, gemma=False) == model.ModelConfig()
     assert dataclasses.replace(cfg, block_causal=4).block_causal == 4
-    recipe = ["config/countdown_joint_base.py"]
-    assert config.load(recipe).model.use == (blocks.Shape(8), joint.Shape())
-    assert not config.load([*recipe, "--block_causal=None", "--causal_text=False"]).model.use
-    assert config.load(["config/text.py", "--model.window=9", "--noise=None"]).model.use == (gemma.Shape(window=9),)
+    recipe = ["config/countdown_block_base.py"]
+    assert config.load(recipe).model.use == (blocks.Shape(4),)
+    assert not config.load([*recipe, "--block_causal=None"]).model.use
+    assert config.load(["config/text.py", "--model.window=9"]).model.use == (gemma.Shape(window=9),)
     both = config.load(["config/sudoku_grpo.py", "--base.block_causal=4", "--logp_views=2"])
     assert both.base == ("block_causal=4",) and both.model.block_causal == 4
-    weighted = config.load([*recipe, "--causal_text=True", "--causal_weight=0.5", "--block_causal=2"])
-    assert weighted.model.use == (blocks.Shape(2), joint.Shape()) and weighted.causal_weight == 0.5
+    assert config.load([*recipe, "--block_causal=2"]).model.use == (blocks.Shape(2),)
     with pytest.raises(ValueError, match="window=0 must be at least 1"):
         model.ModelConfig(window=0)
 
@@ -501,9 +517,8 @@ def test_a_model_takes_the_keys_of_its_variants_as_its_own():
 @pytest.mark.parametrize("now, was, changed", [
     ({}, {"model.block_causal": None, "model.causal_text": False, "model.noise": "mask", "model.gemma": False}, ""),
     ({"block_causal": 4}, {"model.block_causal": 4, "model.causal_text": False}, ""),
-    ({}, {"model.noise": "uniform"}, ""),
     ({"block_causal": 4}, {"model.block_causal": None}, "model.block_causal=4 (it was None)"),
-    ({"noise": "uniform"}, {}, "model.noise='uniform' (it was 'mask')"),
+    ({"window": 9}, {}, "model.gemma=True (it was False)"),
 ])  # fmt: skip
 def test_a_run_of_older_code_has_the_fields_of_variants_that_it_does_not_use(now, was, changed):
     assert same_run.changed_keys(config.Config(model=model.ModelConfig(**now)), was, []) == changed

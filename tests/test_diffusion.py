@@ -21,10 +21,10 @@ import diffusion
 import model
 from system import checkpoint
 from variants import exact as of_causal_models  # noqa: F401
-from variants import joint, left_to_right, masked_prompt, quadrature, strata, trace  # noqa: F401  (estimators)
+from variants import masked_prompt, quadrature, strata, trace  # noqa: F401  (estimators)
 
 KEY = jax.random.key(0)
-NO_MASKS = ("exact",)  # estimators that mask nothing, see variants/joint.py
+NO_MASKS = ("exact",)  # estimators that mask nothing
 CFG = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11)
 init = jax.jit(model.init, static_argnames="cfg")  # one program instead of twenty
 PARAMS = init(KEY, CFG)
@@ -313,7 +313,6 @@ def test_trace_is_the_probability_of_the_path():
     close(estimates("trace", rows=1, step=jnp.array([[-1, *order]]), n=7)[0], path)
     at_once = np.array([0, table()[7][1], table()[7][2], table()[4][3]])
     close(estimates("trace", rows=1, step=jnp.array([[-1, 0, 0, 1]]), n=3)[0], at_once)
-    close(estimates("left_to_right", rows=1, n=3)[0], along((1, 2, 3)))
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -327,13 +326,12 @@ def test_sampled_steps_are_never_the_same_step_twice():
     assert ((w > 0).sum((0, 2)) == 5).all() and ((w > 0).sum(0) <= 1).all()
 
 
-@pytest.mark.parametrize("method", ["trace", "left_to_right"])
-def test_every_view_scores_a_token_of_the_loss(method):
+def test_every_view_scores_a_token_of_the_loss():
     """Of twelve tokens, filled from the left or the right, three count: a view of another step would be for nothing."""
     hole, counts = jnp.ones((64, 12), bool), jnp.broadcast_to(jnp.arange(12) < 3, (64, 12))
     order = jnp.where(jnp.arange(64)[:, None] % 2, jnp.arange(12), 11 - jnp.arange(12))
     for n in (1, 2, 3, 5):
-        M, w, s = views(KEY, method, hole, step=order, n=n, counts=counts)
+        M, w, s = views(KEY, "trace", hole, step=order, n=n, counts=counts)
         scored = ((w > 0) & counts).sum(2)  # (n, B)
         assert (scored[: min(n, 3)] == 1).all() and not scored[3:].any()
         close((s * counts).sum(1), 3 * np.ones(64))

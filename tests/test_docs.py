@@ -171,25 +171,25 @@ def added(monkeypatch):
     return run
 
 
-def test_the_rule_of_the_page_takes_improbable_tokens_back(added):
-    added("variants/revise.py", sample, "RULES", "SAMPLERS")
-    b = sample.Block(jnp.array([[True, False, False]]), jnp.zeros((1, 3), int), jnp.ones((1, 3)), jnp.zeros((1, 3)),
-                     jnp.array([[0]]), jnp.array([[2]]))  # fmt: skip
-    revise = functools.partial(sample.RULES["revise"], b, jnp.array([[0.5, 0.01, 0.9]]))
-    assert revise(types.SimpleNamespace(doubt=0.1)).tolist() == [[True, False, True]]
-    assert revise(types.SimpleNamespace(doubt=0.0)).tolist() == [[True, True, True]]
+def test_the_rule_of_the_page_fills_a_part_of_the_masks_that_are_left(added):
+    added("variants/portion.py", sample, "RULES")
+    b = sample.Block(jnp.ones((1, 4), bool), jnp.array([[2, 0, 3, 1]]), jnp.ones((1, 4)), jnp.zeros((1, 4)),
+                     jnp.array([[0]]), jnp.array([[4]]))  # fmt: skip
+    portion = functools.partial(sample.RULES["portion"], b)
+    assert portion(types.SimpleNamespace(portion=0.1)).tolist() == [[False, True, False, False]]
+    assert portion(types.SimpleNamespace(portion=0.6)).tolist() == [[True, True, False, True]]
 
 
 USED = """if True:
     import jax, jax.numpy as jnp
     import config, model, sample
-    cfg = config.load(["config/sudoku_grpo.py", "--rule=revise", "--doubt=0.3"])
+    cfg = config.load(["config/sudoku_grpo.py", "--rule=portion", "--portion=0.3"])
     plan = sample.plan(cfg, 1.0)
     shape = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
     params, z = model.init(jax.random.key(0), shape), jnp.full((2, 6), 6)
     x, _ = sample.generate(params, jax.random.key(1), z, shape, plan)
-    print(plan.doubt, (x == 6).any(), config.load(["config/sudoku_grpo.py", "--rule=revise"]).doubt)
-    config.load(["config/sudoku_grpo.py", "--rule=revise", "--doubt=3.0"])"""
+    print(plan.portion, (x == 6).any(), config.load(["config/sudoku_grpo.py", "--rule=portion"]).portion)
+    config.load(["config/sudoku_grpo.py", "--rule=portion", "--portion=3.0"])"""
 
 
 @pytest.mark.slow
@@ -197,9 +197,9 @@ def test_the_rule_of_the_page_is_used_with_its_parameter_from_the_command_line(t
     for path in glob.glob("*.py") + glob.glob("*/*.py") + glob.glob("data/sudoku*/*.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, tmp_path / path)
-    (tmp_path / "variants/revise.py").write_text(EXAMPLES["variants/revise.py"])
+    (tmp_path / "variants/portion.py").write_text(EXAMPLES["variants/portion.py"])
     ran = subprocess.run([sys.executable, "-c", USED], cwd=tmp_path, capture_output=True, text=True)
-    assert ran.stdout == "0.3 False 0.1\n" and "doubt=3.0 must be from 0 to 1" in ran.stderr, ran.stderr
+    assert ran.stdout == "0.3 False 0.1\n" and "portion=3.0 must be from 0 to 1" in ran.stderr, ran.stderr
 
 
 def test_the_estimator_of_the_page_masks_every_token_once_in_five_views(added):
@@ -259,7 +259,7 @@ def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):
 
 
 def test_the_page_has_no_other_examples():
-    files = {"variants/revise.py", "diffusion.py", "my.py", "grpo.py", "system/families.py", "variants/local.py"}
+    files = {"variants/portion.py", "diffusion.py", "my.py", "grpo.py", "system/families.py", "variants/local.py"}
     assert {*EXAMPLES} == files
     for kind, code in BLOCKS:
         assert kind == "diff" or ast.parse(code)

@@ -1,4 +1,4 @@
-"""Folders of dllm, of denoisers under a causal name, and of Nemotron-Labs-Diffusion, against transformers' classes."""
+"""Folders of dllm, of denoisers under a causal name, and with YaRN, against transformers' classes."""
 import dataclasses
 import json
 
@@ -6,17 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
-from shared import SECONDS, byte_model, far, logits_of, token_logp
-from shared import views as draw_views
+from shared import SECONDS, byte_model, logits_of
 
 import config
 import model
-import sample
 import train
 from system import checkpoint, families, huggingface, start
 from tools import complete, plan
-from variants import blocks
 
 KEY = jax.random.key(0)
 SHAPE = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -127,7 +123,7 @@ def test_the_name_of_a_repository_counts_in_the_cache_of_huggingface(tmp_path):
 @pytest.mark.parametrize("switches, kind", [
     (dict(qk_norm=True), "a2d-qwen3"), (dict(qkv_bias=True, block_causal=4), "a2d-qwen2"),
     (dict(block_causal=4), "a2d-llama"), (dict(d_head=16), "a2d-llama"), (dict(qk_norm=True, block_causal=4), "sdar"),
-    ({}, "llada"), (dict(block_causal=4, causal_text=True), "nemotron_labs_diffusion"),
+    ({}, "llada"),
 ])  # fmt: skip
 def test_our_own_models_are_written_under_these_families_too(switches, kind, tmp_path):
     cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11, **switches)
@@ -217,56 +213,6 @@ def test_a_plan_reads_the_shape_of_it(denoiser, rows, capsys, tmp_path):
     assert "1xH100" in capsys.readouterr().out
 
 
-TALL = model.ModelConfig(vocab_size=5, n_layer=2, n_head=2, d_model=16, d_ff=32, block_causal=2, causal_text=True,
-                         mask_id=4, eos_id=3)  # fmt: skip
-FAR = far(model.init(KEY, TALL), 0.3)  # sure of something
-
-
-def tall(**switches):
-    return dataclasses.replace(TALL, **switches)
-
-
-def visible(z, block, mask):
-    """Who sees whom, from the words: a token sees what is left of it, and all of its own block if that has a mask."""
-    B, T = z.shape
-    seen = np.zeros((B, T, T), bool)
-    for b, i, j in np.ndindex(B, T, T):
-        first = i // block * block
-        is_open = mask in z[b, first : first + block].tolist()
-        seen[b, i, j] = j <= i or (is_open and first <= j < first + block)
-    return seen
-
-
-def nemotron_folder(folder, **rope):
-    theirs = random_torch("ministral3", head_dim=16, rope_parameters=YARN | rope)
-    theirs.save_pretrained(folder)
-    names = {"model.": "encoder.", "lm_head.": "diffusion_head."}
-    tensors = load_file(folder / "model.safetensors")
-    for old, new in names.items():
-        tensors = {new + name.removeprefix(old) if name.startswith(old) else name: x for name, x in tensors.items()}
-    save_file(tensors, folder / "model.safetensors")
-    edit(folder, model_type="nemotron_labs_diffusion", architectures=["NemotronLabsDiffusionModel"], block_size=4,
-         mask_token_id=MASK, dlm_paradigm="bidirectional")  # fmt: skip
-    return theirs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rope", [
-    dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1),  # as in NVIDIA's folders
-    dict(llama_4_scaling_beta=0.5, original_max_position_embeddings=7), dict(llama_4_scaling_beta=0.0, mscale=0.7)],
-    ids=str)  # fmt: skip
-def test_a_folder_of_nemotron_opens_with_the_logits_of_ministral_under_its_mask(rope, tmp_path):
-    theirs = nemotron_folder(tmp_path, **rope)
-    params, cfg = checkpoint.load(tmp_path)
-    assert (cfg.block_causal, cfg.causal_text, cfg.mask_id, cfg.shift) == (4, True, MASK, False)
-    z = with_masks(4, 22).at[:, :8].set(5)  # the first two blocks are finished, others are not
-    z = z.at[1, :].set(jnp.arange(22)).at[2, 12:16].set(jnp.arange(4))
-    expected = torch_logits(theirs, z, visible(np.asarray(z), 4, MASK))
-    assert difference(logits_of(params, z, cfg), expected) < 3e-5
-    huggingface.save(tmp_path / "again", params, cfg)
-    assert checkpoint.load(tmp_path / "again")[1] == cfg
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rope", [{}, dict(attention_factor=1.3), dict(beta_fast=8, factor=4),
                                   dict(mscale=0.5, mscale_all_dim=0.9)], ids=str)  # fmt: skip
@@ -283,73 +229,21 @@ def test_yarn_is_that_of_transformers_in_other_families(kind, rope, tmp_path):
 
 
 @pytest.mark.parametrize("change, named", [
-    (dict(dlm_paradigm="sbd_block_diff"), "dlm_paradigm='sbd_block_diff' is not supported"),
-    (dict(sliding_window=4096), "sliding_window=4096"),
     (dict(rope_parameters=dict(rope_type="default", llama_4_scaling_beta=0.1)), "rope_scaling=.*llama_4_scaling_beta"),
+    (dict(rope_parameters=YARN | dict(llama_4_scaling_beta=0.1)), "rope_scaling=.*llama_4_scaling_beta"),
     (dict(rope_parameters=YARN | dict(truncate=False)), "'truncate': False} is not supported"),
     (dict(rope_parameters=YARN | dict(factor="16")), "factor='16'|expected numbers"),
     (dict(rope_parameters=YARN | dict(factor=None)), "is not supported; .*'yarn' with factor and original_max"),
 ])  # fmt: skip
-def test_a_nemotron_that_computes_something_else_is_refused(change, named, tmp_path):
-    keys = dict(model_type="nemotron_labs_diffusion", rope_parameters=YARN, dlm_paradigm="bidirectional")
+def test_positions_that_are_stretched_in_another_way_are_refused(change, named, tmp_path):
     with pytest.raises(ValueError, match=named):
-        huggingface.read_config(config_only(tmp_path, **keys | change))
-    assert huggingface.read_config(config_only(tmp_path, **keys | dict(mask_token_id=None))).mask_id is None
-    scaled = YARN | dict(llama_4_scaling_beta=0.1)
-    with pytest.raises(ValueError, match="llama_4_scaling_beta=0.1 is not supported"):
-        huggingface.read_config(config_only(tmp_path, model_type="llama", mask_token_id=None, rope_scaling=scaled))
+        huggingface.read_config(config_only(tmp_path, **change))
+    assert huggingface.read_config(config_only(tmp_path, rope_parameters=YARN)).rope_scaling
 
 
-hidden = jax.jit(model.hidden, static_argnames="cfg")
-packed_hidden = jax.jit(blocks.hidden, static_argnames="cfg")
-X = jax.random.randint(jax.random.key(1), (3, 7), 0, 4)
-VALID = jnp.arange(7) >= jnp.array([[0], [2], [1]])
-
-
-def test_the_mask_is_that_of_the_words():
-    z = X.at[0, 3].set(4).at[1, 5:].set(4)
-    mask = jax.jit(lambda z, valid: model.attention_mask(TALL, valid, z)(0).mask)
-    for valid, padded in ((None, (0, 0, 0)), (VALID, (0, 2, 1))):
-        far = mask(z, valid)
-        for b, pads in enumerate(padded):
-            expected = visible(np.asarray(z[b : b + 1, pads:]), 2, 4)[0]
-            np.testing.assert_array_equal(far[b, pads:, pads:], expected)
-            assert not far[b, pads:, :pads].any() and far[b].any(1).all()
-
-
-@pytest.mark.parametrize("switches", [
-    pytest.param(switches, marks=[pytest.mark.slow] if switches else [])
-    for switches in (dict(), dict(block_causal=3))], ids=str)  # fmt: skip
-def test_a_packed_row_equals_a_pass_for_each_block(switches):
-    cfg, b = tall(**switches), switches.get("block_causal", 2)
-    masked = jax.random.uniform(KEY, (2, 3, 7)) < 0.5
-    packed = packed_hidden(FAR, X, jnp.where(masked, 4, X[None]).swapaxes(0, 1), cfg, VALID)  # (B, n, T, D)
-    at = model.positions_of(VALID, 7)
-    compared = 0
-    for n in range(3):  # what a sampler sees: the text is clean before the block, and the block has its masks
-        here = VALID & (at // b == n)
-        for view in range(2):
-            z = jnp.where(here & masked[view], 4, X)
-            alone = hidden(FAR, z, cfg, VALID)
-            want = here & masked[view]
-            compared += int(want.sum())
-            np.testing.assert_allclose(packed[:, view][want], alone[want], atol=1e-5)
-    assert compared > 12
-
-
-@pytest.mark.parametrize("rule, switches", [
-    pytest.param(rule, switches, marks=[pytest.mark.slow] if rule == "quota" or switches else [])
-    for switches in (dict(), dict(block_causal=4)) for rule in ("quota", "dynamic")
-], ids=str)  # fmt: skip
-def test_the_cache_changes_nothing_and_trace_scores_what_was_sampled(rule, switches):
-    cfg = tall(**switches)
-    z = jnp.array([[0, 1, 2, 4, 4, 4, 4], [3, 3, 0, 4, 4, 4, 4], [0, 4, 2, 3, 1, 4, 2]])
-    valid = jnp.arange(7) >= jnp.array([[0], [1], [0]])
-    one = dict(temperature=1.0, steps=2, rule=rule, threshold=0.5)
-    found = [sample.generate(FAR, KEY, z, cfg, sample.Plan(**one, cache=cache), valid) for cache in ("none", "prefix")]
-    (x, plain), (y, cached) = found
-    np.testing.assert_array_equal(x, y)
-    np.testing.assert_allclose(plain["logp"], cached["logp"], atol=1e-5)
-    of_blocks = dict(cfg=cfg, valid=valid)
-    views = draw_views(KEY, "trace", z == 4, step=cached["step"], n=4, **of_blocks)
-    np.testing.assert_allclose(token_logp(FAR, x, views, cfg, valid), cached["logp"], atol=1e-5)
+@pytest.mark.parametrize("kind, named", [("nemotron_labs_diffusion", "whose finished text is causal and whose open"),
+                                         ("unmask_uniform", "random tokens in place of masks")])  # fmt: skip
+def test_a_family_that_was_here_once_says_what_became_of_it(kind, named, tmp_path):
+    for folder, open_as in ((config_only(tmp_path / "own", model_type=kind), None), (config_only(tmp_path), kind)):
+        with pytest.raises(ValueError, match=f"{kind}.*{named}.* are gone from here; commit 6adddab opens them"):
+            huggingface.read_config(folder, open_as)

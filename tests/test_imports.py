@@ -102,10 +102,9 @@ def test_only_a_file_that_is_typed_as_a_command_launches_a_program_and_does_noth
 
 
 NEEDED = {  # a file of variants/ -> fields of a model that needs it
-    "moe": {"use": (moe.Shape(),), "block_causal": 4, "qk_norm": True}, "uniform": {"noise": "uniform"},
+    "moe": {"use": (moe.Shape(),), "block_causal": 4, "qk_norm": True},
     "rope": {"rope_scaling": (8.0, 1.0, 4.0, 64.0), "causal": True, "shift": True},
     "causal": {"causal": True, "shift": True}, "blocks": {"block_causal": 4, "qk_norm": True},
-    "joint": {"block_causal": 4, "causal_text": True},
     "gemma": {"causal": True, "shift": True, "gemma": True, "tie_embeddings": True},
 }  # fmt: skip
 WITHOUT = """

@@ -157,14 +157,6 @@ FOLDERS = {
         LLAMA | dict(architectures=["ILLaDAForCausalLM"], model_type="illada", tie_word_embeddings=True, eos_token_id=2,
                      attention_bias=False, mlp_bias=False, layer_norm_eps=None, rope_scaling=None),
         OF_LLAMA, dict(mask_id=5, eos_id=2, shift=False, causal=False), "head"),
-    "Nemotron-Labs-Diffusion-8B": Published(
-        LLAMA | dict(architectures=["NemotronLabsDiffusionModel"], model_type="nemotron_labs_diffusion", head_dim=16,
-                     mask_token_id=100, block_size=32, dlm_paradigm="bidirectional", eos_token_id=11,
-                     tie_word_embeddings=False, sliding_window=None,
-                     rope_parameters=dict(rope_type="yarn", rope_theta=1e6, factor=16.0, beta_fast=32.0, beta_slow=1.0,
-                                          original_max_position_embeddings=16384, mscale=1.0, mscale_all_dim=1.0,
-                                          llama_4_scaling_beta=0.1)),
-        OF_LLAMA.replace("model.", "encoder.") + " diffusion_head", dict(causal_text=True, eos_id=11)),
     "Qwen3-30B-A3B": Published(
         QWEN3_MOE | dict(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", tie_word_embeddings=False),
         OF_QWEN3_MOE, CAUSAL | ENDS | dict(n_experts=4), generation=CHAT),

@@ -34,7 +34,6 @@ from variants import (  # noqa: F401  (estimators)
     entropy_bonus,
     exact,
     judge,
-    left_to_right,
     moving_reference,
     quadrature,
     repetition_penalty,
@@ -614,10 +613,6 @@ MIXED = [  # what the run starts from, changes, what is said
     ("causal", {"logp_est": "trace"}, "its log-probs are known: take exact"),
     ("causal", {"score_after_end": True}, "writes nothing after an end of text; leave it out"),
     ("causal", {"init_from": "BASE"}, "is not causal"),
-    ("both", {"order": "confidence"}, "order='confidence': rule='drafts' writes from left to right"),
-    ("both", {"logp_est": "trace"}, "logp_est='trace'"),
-    ("both", {"rule": "dynamic", "cache": "prefix"}, "(or rule='drafts', which writes from left to right)"),
-    ("both", {"init_from": "BASE"}, "needs a model that is autoregressive and a denoiser at once"),
 ]  # fmt: skip
 
 
@@ -628,31 +623,6 @@ def test_models_of_different_kinds_are_not_mixed_up(tiny, place, request, kind, 
         changes = {"init_from": f"{place}/base", "model": SECONDS["model"]}
     with pytest.raises(ValueError, match=re.escape(words)):
         begin(tiny(**request.getfixturevalue(kind) | changes))
-
-
-# ---- models that are autoregressive and denoisers at once ----
-BOTH = dict(order="left", rule="drafts",
-            model=model.ModelConfig(n_layer=1, n_head=2, d_model=32, block_causal=4, causal_text=True))  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def both(place):
-    """Flags of a GRPO run that starts from a model which was trained with both losses."""
-    train.train(config.Config(**SECONDS | BOTH, dataset=str(place), out_dir=f"{place}/both", rewards=("exact",),
-                              causal_weight=1.0, max_iters=150, eval_interval=150, learning_rate=3e-3))  # fmt: skip
-    return BOTH | dict(init_from=f"{place}/both", logp_est="exact")
-
-
-@pytest.mark.slow
-def test_what_drafts_wrote_is_scored_exactly_and_a_run_with_them_is_resumed_bit_for_bit(tiny, both, tmp_path):
-    cfg = tiny(**both, kl_beta=0.01)
-    train.train(cfg)
-    iterations = [row for row in lines(cfg.out_dir) if "loss" in row]
-    assert all(row["behaviour_gap"] < 1e-5 and row["unique_completions"] > 0.25 for row in iterations)
-    parts = dataclasses.replace(cfg, out_dir=f"{tmp_path}/parts")
-    train.train(dataclasses.replace(parts, max_iters=2))
-    train.train(dataclasses.replace(parts, resume=True))
-    assert left(parts.out_dir)[0] == left(cfg.out_dir)[0]
 
 
 @pytest.mark.slow

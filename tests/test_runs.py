@@ -405,12 +405,16 @@ def test_used_memory_is_not_given_back():
 
 def test_a_run_with_a_key_that_is_gone_is_not_continued_as_another():
     was = {"dataset": "sudoku", "step_baseline": 0.5, "kl_in_reward": False, "min_p": None}
-    with pytest.raises(ValueError, match=r"was run with step_baseline=0.5, which is not there any more"):
+    with pytest.raises(ValueError, match=r"was run with step_baseline=0.5, .* its model opens as init_from"):
         same_run.check(config.Config(), was, "out/x/step-000001")
     was = {"dataset": "sudoku", "use": ["collapse", "dynamic_sampling"], "on_collapse": "warn", "dynamic_sampling": 0}
     same_run.check(config.Config(), was, "out/x/step-000001")
     with pytest.raises(ValueError, match="was run with dynamic_sampling=1, on_collapse='stop', which is not"):
         same_run.check(config.Config(), was | {"on_collapse": "stop", "dynamic_sampling": 1}, "out/x/step-000001")
+    was = {"dataset": "sudoku", "causal_weight": 0.0, "model.causal_text": False, "model.noise": "mask"}
+    same_run.check(config.Config(), was, "out/x/step-000001")
+    with pytest.raises(ValueError, match=r"was run with model.noise='uniform', .* the commit that can continue it$"):
+        same_run.check(config.Config(), was | {"model.noise": "uniform"}, "out/x/step-000001")
 
 
 @pytest.mark.slow

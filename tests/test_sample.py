@@ -24,7 +24,7 @@ from sample import Plan, generate, row_keys
 from system import checkpoint, huggingface, kernels, sharding, terminal
 from system.top_p import nucleus
 from tools import complete
-from variants import caches, dream, dynamic, renoise, repetition_penalty, static  # noqa: F401
+from variants import caches, dream, dynamic, repetition_penalty, static  # noqa: F401
 from variants import entropy as entropy_rule  # noqa: F401
 from variants import factor as factor_rule  # noqa: F401
 
@@ -183,7 +183,7 @@ def test_generate_follows_dreams_schedule():
 # ---- every hole, and nothing but the holes ----
 plans = st.builds(
     Plan, order=st.sampled_from(sorted(sample.ORDERS)),
-    rule=st.sampled_from(sorted({*sample.RULES} - {*sample.SAMPLERS})),
+    rule=st.sampled_from(sorted(sample.RULES)),
     early_end=st.booleans(), factor=st.floats(0, 3), steps=st.integers(1, 14),
     block_len=st.none() | st.integers(1, 12), threshold=st.floats(0, 1),
     budget=st.floats(0, 3), temperature=st.sampled_from([0.0, 0.7]), top_k=st.none() | st.integers(1, 9),
@@ -471,23 +471,6 @@ def test_equal_scores_go_from_left_to_right_and_those_that_differ_in_their_last_
     score = jnp.array([0.25, 0.5, 1.0])
     np.testing.assert_array_equal(sample.without_noise(score * (1 + 2**-13)), score)
     assert (sample.without_noise(score * (1 + 2**-11)) > score).all()
-
-
-def test_a_rule_that_looks_back_takes_tokens_back_but_none_that_were_given(monkeypatch):
-    def regret(b, standing, plan):  # fill all, then think better of the first and the third column
-        return (b.i != 1) | (jnp.arange(b.masked.shape[1]) % 2 == 1)
-
-    monkeypatch.setitem(sample.RULES, "regret", regret)
-    monkeypatch.setitem(sample.SAMPLERS, "regret", renoise.fill_and_take_back)
-    plan = Plan(rule="regret", temperature=1.0)
-    keys, s = row_keys(KEY, 1), sample.begin(holes("01____"))
-    full = renoise.fill_step(PARAMS, keys, s, TINY, plan, None)
-    assert (full.z != MASK).all() and (full.logp[0, 2:] < 0).all()
-    after = renoise.fill_step(PARAMS, keys, full, TINY, plan, None)
-    back = np.array([[False, False, True, False, True, False]])
-    np.testing.assert_array_equal(after.z, np.where(back, MASK, full.z))
-    np.testing.assert_array_equal(after.step, np.where(back, -1, full.step))
-    np.testing.assert_array_equal(after.logp, np.where(back, 0, full.logp))
 
 
 def test_sdars_quota_gives_what_is_left_over_to_the_first_steps():

@@ -40,16 +40,14 @@ CASES = {
     "quota": ({}, Plan(steps=4)),
     "threshold": ({}, Plan(rule="threshold", threshold=0.6)),
     "dream": ({}, Plan(rule="dream", steps=12)),  # whose first pass commits nothing
-    "renoise": ({}, Plan(rule="renoise", steps=8, temperature=1.0)),
     "early end": ({}, Plan(rule="threshold", threshold=0.6, early_end=True, order="left")),
     "a cache, for which rows wait": ({}, Plan(rule="threshold", threshold=0.6, block_len=4, cache="dual")),
     "blocks": ({"block_causal": 4}, Plan(rule="dynamic", threshold=0.6, steps=4)),
-    "drafts": ({"block_causal": 4, "causal_text": True}, Plan(rule="drafts", order="left", temperature=1.0)),
     "causal": ({"causal": True, "shift": True}, Plan(order="left")),
 }
 
 
-@pytest.mark.parametrize("name", [name if name in ("threshold", "drafts") else slow(name) for name in CASES])
+@pytest.mark.parametrize("name", [name if name == "threshold" else slow(name) for name in CASES])
 def test_a_row_took_as_many_passes_as_it_takes_when_all_rows_are_copies_of_it(name):
     """A batch of copies of a row takes n_steps passes, and no row waits for another."""
     keys, plan = CASES[name]

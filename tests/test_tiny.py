@@ -23,7 +23,7 @@ from variants import curriculum
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
            "llama_gsm8k_grpo": "llama", "gemma2_gsm8k_grpo": "gemma2"}  # fmt: skip
-KINDS = {"dream": "Dream", "diffucoder": "Dream", "a2d": "a2d-qwen3", "nemotron": "nemotron_labs_diffusion"}
+KINDS = {"dream": "Dream", "diffucoder": "Dream", "a2d": "a2d-qwen3"}
 FILES = {"Dream": {"vocab.json", "merges.txt", "added_tokens.json"}}  # the others have tokenizer.json
 TEXT = "Ann has 12 apples;\n\n    they're: naïve\tß 日本 <|im_start|>"
 
@@ -48,7 +48,7 @@ def folders(tmp_path_factory):
     ("dream", "<|mask|>", "<|endoftext|>", "<|endoftext|>"),
     ("diffucoder", "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"), ("llama", "<|mask|>", "<|eot_id|>", "<|eot_id|>"),
     ("gemma2", "<mask>", "<end_of_turn>", "<pad>"), ("a2d", "<|mask|>", "<|im_end|>", "<|endoftext|>"),
-    ("nemotron", "<|mask|>", "</s>", "<unk>"), ("sdar_moe", "<|MASK|>", "<|im_end|>", "<|endoftext|>"),
+    ("sdar_moe", "<|MASK|>", "<|im_end|>", "<|endoftext|>"),
     ("llada2_moe", "<|mask|>", "<|endoftext|>", "<|endoftext|>")])
 def test_a_tiny_model_and_its_tokenizer_open_as_those_of_their_family(name, mask, eos, pad, folders):
     params, cfg = checkpoint.load(folders / name)
@@ -58,8 +58,7 @@ def test_a_tiny_model_and_its_tokenizer_open_as_those_of_their_family(name, mask
     assert {*os.listdir(folders / name)} == files
     causal = kind in ("llama", "gemma2")
     assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (causal or kind == "Dream", kind == "Dream", causal)
-    block = {"nemotron": 32, "sdar_moe": 4, "llada2_moe": 32}.get(name)
-    assert (getattr(cfg, "block_causal", None), hasattr(cfg, "causal_text")) == (block, name == "nemotron")
+    assert getattr(cfg, "block_causal", None) == {"sdar_moe": 4, "llada2_moe": 32}.get(name)
     tok = data.Tokenizer.load(folders / name, cfg.vocab_size)
     out = jax.jit(functools.partial(model.logits, cfg=cfg))(params, jnp.array([tok.encode("2+3")]))
     assert out.shape[-1] == cfg.vocab_size and np.isfinite(out).all()
@@ -75,7 +74,7 @@ def test_a_tiny_model_and_its_tokenizer_open_as_those_of_their_family(name, mask
     else:  # ids that no token has, as in the real ones
         assert cfg.mask_id == tok.mask_id and cfg.pad_id == tok.pad_id and cfg.vocab_size > tok.vocab_size
     start = "<|startoftext|>"
-    firsts = {"llada": start, "llada2_moe": start, "llama": "<|begin_of_text|>", "nemotron": "<unk>"}
+    firsts = {"llada": start, "llada2_moe": start, "llama": "<|begin_of_text|>"}
     first = firsts.get(name, "<|endoftext|>")
     assert tok.specials[first] == len(tok.vocab) and [tok.vocab[bytes([b])] for b in b"!\n"] == [0, 198]  # as GPT-2
 
@@ -167,7 +166,7 @@ def test_a_part_is_made_on_first_use_and_an_unknown_one_is_answered_with_those_t
     said = capfd.readouterr().out
     assert "a random llada of 147,776 parameters. This shows that a recipe runs; nothing can be learnt" in said
     assert len(data.load(tmp_path / "gsm8k", "train")) == 16 and len(data.load(tmp_path / "gsm8k", "val")) == 8
-    with pytest.raises(SystemExit, match="makes llada, .*, gemma2, a2d, nemotron, gsm8k, .*; asked for was mamba"):
+    with pytest.raises(SystemExit, match="makes llada, .*, gemma2, a2d, gsm8k, .*; asked for was mamba"):
         tiny.main(["mamba"])
 
 

@@ -23,7 +23,7 @@ END = 2  # the token that ends a text, in the case with ends
 # Estimators of log-probs and the n of each (logp_views), for about three views; None: one view for each step.
 # `exact` is that of causal models.
 VIEWS = {"one_step": 1, "coupled": 1, "elbo": 3, "coupled_elbo": 2, "quadrature": 3, "strata": 3, "trace": None,
-         "trace, one step": 1, "left_to_right": None}  # fmt: skip
+         "trace, one step": 1}  # fmt: skip
 WHOLE = ", all tokens"  # behind the name of an estimator that also scores the tokens after the end
 REWARDS = 20  # of which the table has the mean
 

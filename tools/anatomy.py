@@ -267,9 +267,9 @@ def pack_update(update, row, start):
 
 
 def kind_of(cfg):
-    """Name how the policy writes: causal, drafts, block or denoiser."""
-    if cfg.model.causal or cfg.rule == "drafts":
-        return "causal" if cfg.model.causal else "drafts"
+    """Name how the policy writes: causal, block or denoiser."""
+    if cfg.model.causal:
+        return "causal"
     return "block" if hasattr(cfg.model, "block_causal") else "denoiser"
 
 

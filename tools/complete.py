@@ -34,7 +34,6 @@ from system import checkpoint, huggingface, kernels, runs, sections, sharding, t
 from tools.options import HOLES, PLAN, TRAINED, parser
 
 LONG = 4096  # tokens of a text above which there is a warning
-ANY_LENGTH = "drafts", "dllm", "nemotron"  # rules with which a block model ends a text anywhere, not only with a block
 
 # ---- texts and tokens ------------------------------------------------------------------------------------------------
 
@@ -332,7 +331,7 @@ def encode_rows(options, asked, loaded):
         if start and loaded.trained.get("fill_in"):
             raise ValueError(f"{loaded.folder} fills in texts in place, and {text[:80]!r} has nothing to fill in: "
                              "write a _ for each token that is missing")  # fmt: skip
-    if not hasattr(cfg, "block_causal") or asked.plan.get("rule", loaded.trained.get("rule")) in ANY_LENGTH:
+    if not hasattr(cfg, "block_causal"):
         return prompts
     # Masks up to the end of the last block.
     return [(ids + [cfg.mask_id] * (-len(ids) % cfg.block_causal if start else 0), start) for ids, start in prompts]
@@ -346,8 +345,7 @@ def make_plan(asked, n, prompts, loaded):
         "temperature": float(n > 1),
         "early_end": True,
     }
-    drafts = asked.get("rule", loaded.trained.get("rule")) == "drafts"
-    plan |= {"order": "left"} if cfg.causal or drafts else {"cache": "prefix"} if hasattr(cfg, "block_causal") else {}
+    plan |= {"order": "left"} if cfg.causal else {"cache": "prefix"} if hasattr(cfg, "block_causal") else {}
     plan |= {ours: loaded.trained[name] for name, ours in TRAINED.items() if name in loaded.trained} | asked
     is_one_block = not hasattr(cfg, "block_causal") and plan.get("block_len") is None
     if is_one_block and all(start for _, start in prompts):

@@ -176,21 +176,18 @@ def changed(cfg: ModelConfig, **changes: Any) -> ModelConfig:
     values = {"causal": False, **changes}
     if values["causal"]:
         values |= {"shift": True, "block_causal": None}
-    if values.get("shift", cfg.shift) or not values.get("block_causal", block_of(cfg)):
-        values["causal_text"] = False
     return dataclasses.replace(cfg, **values)
 
 
 def alternatives(cfg: ModelConfig, stated: ModelConfig, masks: list[int], field: str) -> list[ModelConfig]:
     """List the readings of cfg, a denoiser's, that differ in one of FIELDS, its own among them: each of `masks`, both
-    shifts, or bidirectional and the block lengths of BLOCKS and of `stated`, finished text causal or not."""
+    shifts, or bidirectional and the block lengths of BLOCKS and of `stated`."""
     if field == "mask_id":
         return [changed(cfg, mask_id=mask) for mask in masks]
     if field == "shift":
         return [changed(cfg, shift=shift) for shift in (False, True)]
     sizes = sorted({*BLOCKS, block_of(stated) or BLOCKS[0]})
-    blocks = [changed(cfg, block_causal=size, causal_text=text) for text in (False, True) for size in sizes]
-    return list(dict.fromkeys([changed(cfg, block_causal=None), *blocks]))
+    return [changed(cfg, block_causal=size) for size in (None, *sizes)]
 
 
 def search(reader: Reader, stated: ModelConfig, masks: list[int]) -> ModelConfig:
@@ -228,7 +225,7 @@ def value(cfg: ModelConfig, field: str, tok: Any) -> str:
         return "yes" if cfg.shift else "no"
     if cfg.causal or block_of(cfg) is None:
         return "causal" if cfg.causal else "bidirectional"
-    return f"blocks of {block_of(cfg)}" + (", finished text causal" if hasattr(cfg, "causal_text") else "")
+    return f"blocks of {block_of(cfg)}"
 
 
 def sources(folder: str, cfg: ModelConfig, kind: str, asked: str | None) -> dict[str, str]:
@@ -305,9 +302,6 @@ def compare(reader: Reader, found: ModelConfig, masks: list[int], tok: Any) -> I
     sizes = [c for c in alternatives(found, found, masks, "attention") if block_of(c) != block_of(found)]
     causal = [] if is_sure(reader.fills_masks(found)) else [changed(found, causal=True)]
     yield nearest("attention", "attention", [*sizes, *causal])
-    text = changed(found, causal_text=not hasattr(found, "causal_text"))
-    if text != found:
-        yield nearest("old blocks", "attention", [text])
 
 
 def advice(found: ModelConfig, stated: ModelConfig, kind: str) -> str:
@@ -341,8 +335,6 @@ def explain(folder: str, open_as: str | None = None, dtype: str | None = None) -
         base = checkpoint.find(adapters.read_adapters(base)[0])
     kind = huggingface.read_kind(base, asked)
     params, cfg = checkpoint.load(folder, dtype, kind if base == folder else asked)
-    if hasattr(cfg, "noise"):
-        raise ValueError(f"{folder} has noise={cfg.noise!r}: --explain compares ways to read masks, and it reads none")
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
     places = sources(base, cfg, kind, asked)
     n_params = sum(x.size for x in jax.tree.leaves(params))

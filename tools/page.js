@@ -111,9 +111,7 @@ class Model {
   // the start token, which no other token sees.
   mask(z) {
     const c = this.config, size = c.block_causal || z.length, number = i => Math.floor(i / size);
-    const open = new Set(z.map((id, i) => id === c.mask_id ? number(i) : -1));
-    return (i, j) => (!c.causal || j === i || 0 < j && j < i) && number(j) <= number(i)
-      && (!c.causal_text || j <= i || open.has(number(i)));
+    return (i, j) => (!c.causal || j === i || 0 < j && j < i) && number(j) <= number(i);
   }
 
   // Run the network over the tokens z (T) -> states (T, D).

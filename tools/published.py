@@ -23,7 +23,6 @@ class Published(NamedTuple):
 GREEDY = {"temperature": 0.0}
 DREAM = {"rule": "dream", "order": "entropy", "tempered": True}
 DIFFUCODER = DREAM | {"top_p": 0.95}
-A2D = "a2d-qwen3 a2d-qwen2 a2d-llama"
 PUBLISHED = [
     # ML-GSAI/LLaDA b7e6c35, EVAL.md. The settings of other tasks also keep ends of text from being sure, or banned.
     Published("LLaDA-8B-Base", "llada", 1024, GREEDY, "ML-GSAI/LLaDA, EVAL.md: Table 1 of the paper"),
@@ -50,12 +49,9 @@ PUBLISHED = [
     # NVlabs/Fast-dLLM, v2/eval_script.sh and the defaults of v2/eval.py, read in wangziyannb/Fast-dLLM dc28d18, 1aea573
     Published("Fast_dLLM_v2", "Fast_dLLM_Qwen", 2048, GREEDY | {"rule": "dynamic", "threshold": 1.0},
               "NVlabs/Fast-dLLM, v2/eval_script.sh: GSM8K"),
-    # ZHZisZZ/dllm ca17675, examples/a2d/mdlm/eval.sh and examples/a2d/bd3lm/eval.sh
-    Published("diffusion-mdlm", A2D, 256, GREEDY | {"rule": "dllm"}, "ZHZisZZ/dllm, examples/a2d/mdlm/eval.sh"),
-    Published("diffusion-bd3lm", A2D, 256, GREEDY | {"rule": "dllm"}, "ZHZisZZ/dllm, examples/a2d/bd3lm/eval.sh"),
-    # NVIDIA's eval.sh and evaluate.py --mode dlm, read in linyewei526/Nemotron-Labs-Diffusion 5244226
-    Published("Nemotron-Labs-Diffusion", "nemotron_labs_diffusion", 512,
-              GREEDY | {"rule": "nemotron", "block_len": 8, "threshold": 0.9}, "its evaluate.py --mode=dlm: GSM8K"),
+    # ZHZisZZ/dllm ca17675, examples/a2d/mdlm/eval.sh; one token per step, so their way to round is not needed
+    Published("diffusion-mdlm", "a2d-qwen3 a2d-qwen2 a2d-llama", 256, GREEDY,
+              "ZHZisZZ/dllm, examples/a2d/mdlm/eval.sh"),
     # the card of inclusionAI/LLaDA2.0-mini-preview; the threshold is the default of its `generate`
     Published("LLaDA2.0-", "llada2_moe", 2048, GREEDY | {"rule": "dynamic", "threshold": 0.95, "steps": 32},
               "the model card"),

@@ -27,32 +27,29 @@ class Turn(NamedTuple):
     window: sample.Window
     stored: jax.Array  # (B,) the columns before it are in the cache for good
     extra: jax.Array  # (B,) True if this pass is not one of the block's steps
-    shift: jax.Array  # (B,) True if tokens are predicted from the column before
 
 
-def next_turn(s, stored, has_cache, cfg, plan, valid, L, begins_alone) -> Turn:
+def next_turn(s, stored, has_cache, cfg, plan, valid, L) -> Turn:
     """Find the block of L columns, or the part of a block, that each row works on.
 
     Two kinds of pass do not count as one of a block's steps. With a cache, a finished block gets one more pass, which
     stores it. In a shifted model, with or without a cache, the first token of each block but the first gets a pass of
-    its own, because it is predicted from the finished block before it; with a cache this is the pass that stores.
-    begins_alone: so it does in a model that is not shifted."""
+    its own, because it is predicted from the finished block before it; with a cache this is the pass that stores."""
     B, T = s.z.shape
     size = cfg.block_causal
     text = 0 if valid is None else jnp.argmax(valid, 1)  # where each row's text begins
     first = jnp.argmax(s.z == cfg.mask_id, 1)
-    before = cfg.shift or begins_alone
     at = first - text
     block = text + at // L * L
-    needed = text + jnp.maximum(at - before, 0) // size * size  # the columns that must be in the cache
+    needed = text + jnp.maximum(at - cfg.shift, 0) // size * size  # the columns that must be in the cache
     stored = jnp.where(s.n == 0, needed, stored)  # the prompt has been read
     behind = has_cache & (stored < needed)
-    alone = before & (at > 0) & (at % size == 0)
+    alone = cfg.shift & (at > 0) & (at % size == 0)
     extra = alone | behind
     i = jnp.where(block == s.block, s.i, 0) - extra
     w = sample.window(s.z, block, i, jnp.full(B, plan.steps), cfg, L)
     may = (w.column == first[:, None]) | ~alone[:, None]
-    return Turn(w._replace(masked=w.masked & may & ~behind[:, None]), stored, extra, cfg.shift | alone)
+    return Turn(w._replace(masked=w.masked & may & ~behind[:, None]), stored, extra)
 
 
 def block_pass(params, z, turn, cfg, plan, valid, cache):
@@ -81,7 +78,7 @@ def block_pass(params, z, turn, cfg, plan, valid, cache):
             write = caches.Write(first, low, high)
         part = first, size
         h, cache = caches.compute(params, z, cfg, valid, cache, part, write)
-        at = start[:, None] + jnp.arange(L) - turn.shift[:, None] - first[:, None]
+        at = start[:, None] + jnp.arange(L) - cfg.shift - first[:, None]
         at = at.clip(0, size - 1)
         return jax.vmap(operator.getitem)(h, at), cache
 
@@ -105,9 +102,9 @@ def behind_the_end(s, cfg, valid):
     return masked & (first_block(masked) > first_block(sample.ends_written(s, cfg)))
 
 
-def fill_in_blocks(params, keys, z, cfg, plan, valid, group, begins_alone=False):
+def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
     """Fill the masks of z (B, T), a block after the other. Of every `group` rows, which have one prompt, the first step
-    computes one. begins_alone: see next_turn; it needs a cache."""
+    computes one."""
     B, T = z.shape
     L = min(plan.block_len or T, cfg.block_causal, T)
     rule = static if plan.rule == "quota" else sample.RULES[plan.rule]  # their own way of equal shares
@@ -115,7 +112,7 @@ def fill_in_blocks(params, keys, z, cfg, plan, valid, group, begins_alone=False)
 
     def step(state, group=1):
         s, stored, cache = state
-        turn = next_turn(s, stored, cache is not None, cfg, plan, valid, L, begins_alone)
+        turn = next_turn(s, stored, cache is not None, cfg, plan, valid, L)
         w = turn.window
         if cache is None:
             h = sample.states(params, s.z, w, cfg, valid, group)

@@ -116,8 +116,6 @@ def packed_mask(cfg, valid, T, first):
     same = block[:, None] == block[..., None]
     query_is_copy = is_copy[:, None]
     sees_text = earlier | same & ~query_is_copy
-    if hasattr(cfg, "causal_text"):  # variants/joint.py
-        sees_text &= column <= column[:, None]
     sees_copy = same & query_is_copy
     far = jnp.where(is_copy, sees_copy, sees_text)
     if valid is not None:  # padding sees itself
@@ -170,21 +168,17 @@ def packed_attention(T, q, k, v, scores, part):
     return attention_of_copies(q, k, v, mask, *others, T)
 
 
-def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):
+def hidden(params, clean, noisy, cfg, valid=None, start=0):
     """Compute the states of noisy copies: clean (B, T), noisy (B, n, T) -> (B, n, T - start, D), [..., i, :] about
     token start + i, as `model.hidden`.
 
-    with_text: put the states of the text itself in front, from which a causal model predicts -> (B, 1 + n, ...).
     Copies are computed from the block of column `start` on, because they have no masks before it."""
     B, n, T = noisy.shape
     if n > 1 and sharding.round_up(B) != B:  # devices that share rows take one copy each
         clean, valid = repeated(clean, n), repeated(valid, n)
         noisy = noisy.reshape(B * n, 1, T)
-        h = hidden(params, clean, noisy, cfg, valid, start, with_text)
-        h = h.reshape(B, n, 1 + with_text, T - start, -1)
-        if with_text:
-            return jnp.concatenate([h[:, :1, 0], h[:, :, 1]], 1)
-        return h[:, :, 0]
+        h = hidden(params, clean, noisy, cfg, valid, start)
+        return h.reshape(B, n, T - start, -1)
     first = max(start - cfg.shift - cfg.block_causal + 1, 0)
     C = T - first
     copies = noisy[:, :, first:].reshape(B, n * C)
@@ -192,7 +186,7 @@ def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):
     positions = model.positions_of(valid, T)
     of_copies = jnp.tile(positions[:, first:], n)
     positions = jnp.concatenate([positions, of_copies], 1)
-    begin = max(start - 1, 0) if cfg.shift or with_text else T  # of the text, only what is read from it
+    begin = max(start - 1, 0) if cfg.shift else T  # of the text, only what is read from it
     length = T - begin
     part = begin, length + n * C
     mask = packed_mask(cfg, valid, T, first)
@@ -200,9 +194,6 @@ def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):
     h = model.forward(params, tokens, cfg, positions, mask, part, attention)
     text = h[:, :length]
     copies = h[:, length:].reshape(B, n, C, -1)
-    if with_text:
-        text = model.shifted(text, begin, start, T - start, valid)
-        return jnp.concatenate([text[:, None], copies[:, :, start - first :]], 1)
     if cfg.shift:
         return shifted(text, begin, copies, first, cfg, valid, start)
     return copies[:, :, start - first :]

@@ -20,8 +20,6 @@ class Keys(sections.Section):
 
     def fits(self, c, shape, where):
         penalty = self.repetition_penalty
-        yield (penalty != 1 and c.rule == "drafts", f"repetition_penalty={penalty}: a causal model reads from left to "
-               "right, and so do drafts: set repetition_penalty=1.0")  # fmt: skip
         yield (penalty != 1 and hasattr(shape, "block_causal") and c.objective == "grpo",
                f"repetition_penalty={penalty}: grpo scores all blocks of a block_causal model at once, and each was "
                "sampled with other tokens there: 1.0")  # fmt: skip
@@ -56,7 +54,7 @@ def as_drawn(logits, place, r, cfg):
     if cfg.repetition_penalty == 1:
         return logits
     there = (place.z != cfg.model.mask_id) & (True if r.valid is None else r.valid[place.row])
-    if rl.scoring_model(cfg).causal:  # tokens of the completion were there if they are to the left
+    if cfg.model.causal:  # tokens of the completion were there if they are to the left
         earlier = jnp.arange(place.z.shape[-1]) < place.column[..., None]
         there &= ~r.completion[place.row] | earlier
     return penalized(logits, ids_of(place.z, there, logits.shape[-1]), cfg.repetition_penalty)

@@ -1,10 +1,10 @@
 """
 Rotary positions, and how they are stretched for texts longer than those a model was first trained on: Llama 3.1's way,
-and YaRN (arXiv 2309.00071) with the query scale of Ministral 3.
+and YaRN (arXiv 2309.00071).
 
 Both keep the frequencies of columns that turn often within the first trained length, divide those of slow columns by a
 factor, and blend in between. The numbers are (factor, low, high, length), where low and high are numbers of turns
-within the length; for YaRN also (attention factor, and for Ministral 3 the growth of the query scale).
+within the length; for YaRN also the attention factor.
 """
 import dataclasses
 import math
@@ -23,27 +23,22 @@ class Shape(Section):
 
     def between_keys(self, c):
         numbers = self.rope_scaling or ()
-        yield len(numbers) not in (4, 5, 6) or min(numbers) <= 0 or numbers[1] >= numbers[2], (
+        yield len(numbers) not in (4, 5) or min(numbers) <= 0 or numbers[1] >= numbers[2], (
             f"rope_scaling={self.rope_scaling}: expected four numbers above 0, as in 8,1,4,8192: factor, "
-            "low_freq_factor < high_freq_factor, original_max_position_embeddings; or five or six for YaRN: also "
-            "attention_factor, llama_4_scaling_beta")
+            "low_freq_factor < high_freq_factor, original_max_position_embeddings; or five for YaRN: also "
+            "attention_factor")
 
 
 def rotary(positions, cfg):
-    """Tabulate the rotary angles as `model.rotary` does; for Ministral 3 also the scale of the queries (B or 1, S, 1,
-    1)."""
+    """Tabulate the rotary angles as `model.rotary` does."""
     turned = int(cfg.head_dim * cfg.rotary_share)
     column = positions[:, :, None, None]
     angle = column * frequencies(cfg.rope_theta, turned, cfg.rope_scaling)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     if len(cfg.rope_scaling) == 4:
         return cos, sin
-    length, attention_factor, *growth = cfg.rope_scaling[3:]
-    cos, sin = cos * attention_factor, sin * attention_factor
-    if not growth:
-        return cos, sin
-    log_lengths = jnp.log1p(positions // length)[:, :, None, None]
-    return cos, sin, 1 + growth[0] * log_lengths
+    attention_factor = cfg.rope_scaling[4]
+    return cos * attention_factor, sin * attention_factor
 
 
 def frequencies(theta, size, scaling):

@@ -71,10 +71,6 @@ MODELS = {
                dict(mask="<mask>", eos="<end_of_turn>", pad="<pad>"), None),
     "a2d": (dict(qk_norm=True, n_kv_head=2, d_head=16, rope_theta=1e6, norm_eps=1e-6), (*QWEN, "<|mask|>"),
             dict(mask="<|mask|>", eos="<|im_end|>", pad="<|endoftext|>"), foreign.QWEN2_PATTERN),
-    "nemotron": (dict(block_causal=32, causal_text=True, n_kv_head=2, d_head=16, rope_theta=1e6,
-                      rope_scaling=(16.0, 1.0, 32.0, 16384, 1.0, 0.1)),
-                 ("<unk>", "<s>", "</s>", "<SPECIAL_11>", "<|mask|>"),
-                 dict(mask="<|mask|>", eos="</s>", pad="<unk>"), LLAMA3),
 }  # fmt: skip
 
 
