@@ -124,10 +124,6 @@ def mask_rows(key, x, maskable, valid, cfg):
 NOISES = {"rows": mask_rows}
 
 
-# What variants change in a run, in this order: a noise, the Config of the run -> another noise.
-DRAWS: dict[str, Callable] = {}
-
-
 def chosen(table, cfg):
     """Return the entry of a table that bears the name of a variant of the model, or that of "rows"."""
     return model.chosen(table, cfg, "rows")

@@ -38,7 +38,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from judges import rules
-from system.sections import used
 
 Reward = Callable[..., Any]  # prompts, completions, **columns -> one float or None per completion
 
@@ -355,16 +354,12 @@ class CompletionScores(NamedTuple):
     parts: dict[str, np.ndarray]  # each reward by name (B,), and everything it logged as NAME/NOTE (B,)
 
 
-# What variants change in the values of each reward: values, cfg -> values.
-VALUES: dict[str, Callable] = {}
-
-
 def changed(cfg):
     """Make the function that changes the values of a reward (n,) as the variants of a run do."""
 
     def change(values):
-        for of_variant in used(VALUES, cfg).values():
-            values = of_variant(values, cfg)
+        for section in cfg.use:
+            values = section.reward(values, cfg)
         return values
 
     return change

@@ -6,8 +6,8 @@ The steps of reinforcement learning with GRPO. train.py puts them together: `tra
 
 After `select_completions`, M completions learn. In a Minibatch and in the loss, B is the size of one.
 
-A variant changes one of these steps, in the runs that use it, by a function of its own in one of the tables below:
-CREDIT (what the advantages become), TERMS (what is added to the loss), and others.
+A variant changes these steps in the runs that use it, by methods of its keys (system/sections.py: Section has them all)
+and by what it adds to the loss (TERMS).
 """
 
 import functools
@@ -111,7 +111,7 @@ class Minibatch(NamedTuple):
     extra: Any = None  # {name: (B, T)} of the TERMS that need something of each token
 
 
-# ---- what variants change: the tables --------------------------------------------------------------------------------
+# ---- what variants add, and what they train --------------------------------------------------------------------------
 
 
 class Term(NamedTuple):
@@ -123,33 +123,23 @@ class Term(NamedTuple):
     of_entropy: bool = False  # True if the loss needs the gradient of the entropy
 
 
-class Frozen(NamedTuple):
-    """How a part of the parameters is trained, beside others that stay as they are."""
-
-    split: Callable  # params, key, cfg -> the trained parameters, the others (None: there are none)
-    whole: Callable  # the two, cfg -> params
-
-
-FROZEN: dict[str, Frozen] = {}
-CREDIT: dict[str, Callable] = {}  # Scored, advantages (N, G), cfg -> advantages (N, G)
 TERMS: dict[str, Term] = {}
-VIEWS: dict[str, Callable] = {}  # key, diffusion.Views, Rollout, cfg -> diffusion.Views
-LOGITS: dict[str, Callable] = {}  # logits (N, V), diffusion.Place, Rollout, cfg -> logits, as they were when sampled
-REFERENCES: dict[str, Callable] = {}  # State after an iteration, cfg -> the reference of the next one
 
 
 def split(params, key, cfg):
     """Split starting params into those that are trained and the frozen others (None: all are trained)."""
-    frozen = [*used(FROZEN, cfg).values()]
-    return frozen[0].split(params, key, cfg) if frozen else (params, None)
+    for section in cfg.use:
+        if section.freezes:
+            return section.split(params, key, cfg)
+    return params, None
 
 
 def whole(params, base, cfg):
     """Make the params of a model from the trained ones and the frozen base (None: all are trained)."""
     if base is None or params is None:
         return params
-    (frozen,) = used(FROZEN, cfg).values()
-    return frozen.whole(params, base, cfg)
+    (section,) = (section for section in cfg.use if section.freezes)
+    return section.whole(params, base, cfg)
 
 
 def merged(state, base, cfg):
@@ -202,12 +192,12 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok) -> Scored:
 
 
 def select_completions(found: Scored, adv, cfg) -> Chosen:
-    """Apply CREDIT and adv_negative to the advantages (N, G), and keep the M completions whose are the largest in size.
-    What TERMS need is computed first, from the advantages as they were."""
+    """Apply the credit of variants and adv_negative to the advantages (N, G), and keep the M completions whose are the
+    largest in size. What TERMS need is computed first, from the advantages as they were."""
     needed = {name: term.of_completions for name, term in used(TERMS, cfg).items()}
     extra = {name: of_completions(found, adv, cfg) for name, of_completions in needed.items() if of_completions}
-    for credit in used(CREDIT, cfg).values():
-        adv = credit(found, adv, cfg)
+    for section in cfg.use:
+        adv = section.credit(found, adv, cfg)
     adv, M = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
     everything = Chosen(found.rollout, adv, jnp.arange(adv.size), extra)
     return everything if M == adv.size else sharding.take(everything, jnp.argsort(-jnp.abs(adv))[:M])
@@ -231,8 +221,8 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
         cfg=cfg.model,
         valid=r.valid,
     )
-    for change in used(VIEWS, cfg).values():
-        views = change(key, views, r, cfg)
+    for section in cfg.use:
+        views = section.views(key, views, r, cfg)
     masked, weight, share = views
     weight = weight * r.counts
     return diffusion.Views(masked.swapaxes(0, 1), weight.swapaxes(0, 1), share * r.counts)
@@ -245,8 +235,8 @@ def as_drawn(r: Rollout, cfg):
     of_entropy = any(term.of_entropy for term in used(TERMS, cfg).values())
 
     def say(logits, x, place):
-        for change in used(LOGITS, cfg).values():
-            logits = change(logits, place, r, cfg)
+        for section in cfg.use:
+            logits = section.logits(logits, place, r, cfg)
         filters = cfg.top_k or cfg.top_p
         logits = sample.as_drawn(logits, x, plan) if filters else logits / cfg.temperature
         # The gradient of the entropy needs memory: seven arrays of logits.
@@ -384,8 +374,8 @@ def policy_loss(params, b: Minibatch, cfg):
 def noise(cfg):
     """Make noise(key, batch) -> diffusion.NoisyBatch for a run, with what its variants change."""
     draw = diffusion.noise
-    for change in used(diffusion.DRAWS, cfg).values():
-        draw = change(draw, cfg)
+    for section in cfg.use:
+        draw = section.noise(draw, cfg)
     return jax.jit(functools.partial(draw, cfg=cfg.model, norm=cfg.loss_norm))
 
 

@@ -171,14 +171,9 @@ CACHES = "none", "prefix", "dual"
 # ---- the distribution that tokens are drawn from ---------------------------------------------------------------------
 
 
-# What variants change in logits by what a row has already: z (B, T), valid, cfg, plan -> a function of logits (N, V)
-# and of the row (N,) that each is of.
-BY_ROW: dict[str, Callable] = {}
-
-
 def row_logits(params, z, valid, cfg, plan):
     """Make the function that computes logits (N, V) from states (N, D) and the row (N,) of z (B, T) that each is of."""
-    changes = [make(z, valid, cfg, plan) for make in sections.used(BY_ROW, plan).values()]
+    changes = [change for s in plan.use if (change := s.row_logits(z, valid, cfg, plan))]
 
     def logits_of(h, row):
         logits = model.readout(params, h, cfg)
@@ -531,7 +526,7 @@ def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
     has_blocks = hasattr(cfg.model, "block_causal")
     whole = None if has_blocks else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
     values |= {"block_len": cfg.block_len or whole, "temperature": temperature, "early_end": early_end}
-    values["use"] = tuple(s for s in cfg.use if settings.variant_of(s) in (cfg.rule, *BY_ROW))
+    values["use"] = tuple(s for s in cfg.use if s.in_sampling or settings.variant_of(s) == cfg.rule)
     return Plan(**values, steps=steps or cfg.diffusion_steps)
 
 

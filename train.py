@@ -167,8 +167,8 @@ def advance(run, state):
     more = {"old_logp_of": old_logp_of} if run.gradient else {}
     notes = run.task.iterate(rl.merged(state, run.base, run.cfg), key, update, **more)
     state = state._replace(step=step + 1)
-    for move in config.used(rl.REFERENCES, run.cfg).values() if state.reference is not None else ():
-        state = state._replace(reference=move(state, run.cfg))
+    for section in run.cfg.use if state.reference is not None else ():
+        state = state._replace(reference=section.reference(state, run.cfg))
     return state, updates, notes
 
 

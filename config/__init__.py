@@ -321,7 +321,9 @@ def between_keys(c):
     """Yield (True if wrong, message) for everything that has to hold between keys."""
     deciding, reinforces = c.rewards + c.eval_rewards, c.objective == "grpo"
     rows, parts = minibatch(c) if reinforces else c.batch_size, c.gradient_accumulation_steps
+    freezing = [settings.variant_of(section) for section in c.use if section.freezes]
     yield from (
+        (len(freezing) > 1, f"{' and '.join(freezing)} each train parameters of their own: leave one out"),
         (reinforces and not (c.init_from or c.resume or c.eval_only),
          "objective='grpo' needs init_from: a folder, or the config file that trains what it starts from"),
         (rows % parts, f"gradient_accumulation_steps={parts} must divide "

@@ -78,8 +78,10 @@ def rows_of_steps(rows: list[dict[str, Any]], cfg: Any) -> Callable[[int], np.nd
     def everything(step):
         return np.arange(len(rows))
 
-    of_variants = [choose(rows, cfg) for choose in sections.used(STEPS, cfg).values()]
-    return [*of_variants, everything][0]
+    chosen = [choose for section in cfg.use if (choose := section.rows_of_steps(rows, cfg))]
+    if len(chosen) > 1:
+        raise ValueError("two variants choose the rows of a step (see `use`): leave one out")
+    return chosen[0] if chosen else everything
 
 
 def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
@@ -89,8 +91,8 @@ def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
     keys = Keys.of(cfg)
     columns = {ours: getattr(keys, f"{ours}_key") for ours in RENAMED}
     rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in columns.items() if theirs})
-    for choose in sections.used(ROWS, cfg).values():
-        rows = choose(rows, split, cfg)
+    for section in cfg.use:
+        rows = section.rows(rows, split, cfg)
     limit = keys.limit
     if limit and split == "train":
         n = round(limit * len(rows) if limit < 1 else limit)

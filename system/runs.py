@@ -146,10 +146,6 @@ def move_aside(out_dir: str) -> bool:
 SAMPLES = 16  # completions per evaluation in samples.jsonl
 
 
-# Where variants also log to: {name: cfg -> an object with log(values, step), or None}.
-LOGGERS: dict[str, Any] = {}
-
-
 class Log:
     """The files checkpoint.LOGS and run.json in out_dir, and wandb if cfg asks for it."""
 
@@ -170,7 +166,7 @@ class Log:
         self.watch = collapse.Watch(cfg.group_size)
         self.begun = time.time() - seconds
         self.write_config()
-        self.others = [begin(cfg) for begin in config.used(LOGGERS, cfg).values()]
+        self.others = [other for section in cfg.use if (other := section.logger(cfg))]
 
     def write_config(self):
         """Write run.json."""
@@ -179,7 +175,7 @@ class Log:
     def metrics(self, step: int, values: dict[str, Any]) -> None:
         """Log the metrics of a step."""
         self.append("metrics.jsonl", {"step": step, "time": round(time.time() - self.begun, 2)} | values)
-        for other in filter(None, self.others):
+        for other in self.others:
             other.log(values, step=step)
 
     def samples(self, step: int, rows: Iterable[dict]) -> None:

@@ -96,7 +96,10 @@ def check_fields(cfg: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """The keys of a file, declared in its class Keys."""
+    """The keys of a file, declared in its class Keys, and all that it may change in a run that uses it.
+
+    Here nothing changes; a file overrides what it needs. Where several of a run change the same thing, they do so one
+    after the other, in the order of their names. cfg and c: the Config of the run."""
 
     def __post_init__(self):
         check_fields(self)
@@ -132,6 +135,65 @@ class Section:
         """Return how many rows of a batch of pretraining are made of one text."""
         return 1
 
+    # ---- data
+    def rows(self, rows: list[dict], split: str, cfg: Any) -> list[dict]:
+        """Choose the rows of a split that the run uses."""
+        return rows
+
+    def rows_of_steps(self, rows: list[dict], cfg: Any) -> Callable | None:
+        """Return the function of the step that gives the indices of the rows it may learn from; None: all."""
+        return None
+
+    def noise(self, draw: Callable, cfg: Any) -> Callable:
+        """Return what draws masks in pretraining, in place of `draw` (diffusion.noise)."""
+        return draw
+
+    # ---- sampling
+    @property
+    def in_sampling(self) -> bool:
+        """True if sampling needs these keys, as `row_logits` does."""
+        return False
+
+    def row_logits(self, z: Any, valid: Any, cfg: Any, plan: Any) -> Callable | None:
+        """Return change(logits (N, V), row (N,)) for tokens that are drawn for rows of z (B, T); None: no change. cfg:
+        the ModelConfig."""
+        return None
+
+    def logits(self, logits: Any, place: Any, rollout: Any, cfg: Any) -> Any:
+        """Change the logits (N, V) of tokens of a Rollout at a diffusion.Place, as when they were drawn."""
+        return logits
+
+    # ---- a rollout: rewards, advantages, noisy copies
+    def reward(self, values: Any, cfg: Any) -> Any:
+        """Change the values (n,) of each reward."""
+        return values
+
+    def credit(self, found: Any, adv: Any, cfg: Any) -> Any:
+        """Change the advantages (N, G) of an rl.Scored."""
+        return adv
+
+    def views(self, key: Any, views: Any, rollout: Any, cfg: Any) -> Any:
+        """Change the diffusion.Views of a Rollout."""
+        return views
+
+    # ---- parameters, and what is logged
+    def split(self, params: dict, key: Any, cfg: Any) -> tuple[dict, dict | None]:
+        """Split starting params into those that are trained, and the others, which stay as they are (`freezes`)."""
+        return params, None
+
+    def whole(self, params: dict, base: dict, cfg: Any) -> dict:
+        """Make the params of a model of the two parts."""
+        return params
+
+    def reference(self, state: Any, cfg: Any) -> Any:
+        """Return the reference of the KL after an iteration: state is the rl.State then."""
+        return state.reference
+
+    def logger(self, cfg: Any) -> Any:
+        """Begin to log elsewhere -> an object with log(values, step); None: not."""
+        return None
+
+    # ---- what has to hold
     def between_keys(self, c: Any) -> Iterator[tuple[Any, str]]:
         """Yield (True if wrong, message) for everything that has to hold between these keys and those of the Config c.
         """

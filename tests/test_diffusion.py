@@ -300,8 +300,8 @@ def test_one_step_takes_every_token_alone():
 def test_one_step_can_mask_prompt_tokens_which_it_does_not_score():
     prompt = jnp.tile(~HOLES, (2000, 1))
     M, w, _ = views(KEY, "one_step", ~prompt)
-    rollout, cfg = types.SimpleNamespace(completion=~prompt, valid=None), types.SimpleNamespace(p_mask_prompt=0.3)
-    M = masked_prompt.change(KEY, diffusion.Views(M, w, None), rollout, cfg).masked
+    rollout = types.SimpleNamespace(completion=~prompt, valid=None)
+    M = masked_prompt.Keys(p_mask_prompt=0.3).views(KEY, diffusion.Views(M, w, None), rollout, None).masked
     np.testing.assert_array_equal(w[0], ~prompt)
     assert abs(float((M[0] & prompt).sum(1).mean()) - 0.3) < 0.05 and (M[0] | prompt).all()
 

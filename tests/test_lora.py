@@ -366,7 +366,7 @@ def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective,
     leaves = safetensors.numpy.load_file(f"{folder}/state.safetensors")
     assert {path.split("'")[-2] for path in leaves if "'" in path} == kept
     assert state.reference is None and (state.average is None) == (objective != "pretrain")
-    began = lora.split(base, jax.random.fold_in(jax.random.key(cfg.seed), 3), tiny("pretrain", model=SHAPE))[0]
+    began = rl.split(base, jax.random.fold_in(jax.random.key(cfg.seed), 3), tiny("pretrain", model=SHAPE))[0]
     for name, x in state.params["blocks"].items():
         assert not np.array_equal(x, began["blocks"][name]), name
 
@@ -435,7 +435,7 @@ def test_the_base_of_a_run_is_held_in_the_dtype_of_its_matmuls_and_adapters_in_f
     kinds = lambda tree: {str(x.dtype) for x in jax.tree.leaves(tree)}
     low = dataclasses.replace(SHAPE, dtype="bfloat16")
     cfg, _, start, _ = prepare(tiny("pretrain", model=low), train.train)
-    new, base = lora.split(start, KEY, cfg)
+    new, base = rl.split(start, KEY, cfg)
     assert kinds(new) == {"float32"} and kept_in_16_bits(base)
     assert kinds(prepare(tiny("pretrain", model=low, lora_rank=None), train.train)[2]) == {"float32"}
 
@@ -444,7 +444,7 @@ def test_the_optimizer_holds_two_numbers_for_each_of_an_adapter_and_none_for_the
     shape = model.ModelConfig(n_layer=4, n_head=4, d_model=256, mask_id=258)
     cfg = tiny("pretrain", model=shape, lora_rank=8)
     full = jax.eval_shape(lambda: model.init(KEY, shape))
-    new, base = jax.eval_shape(lambda: lora.split(model.init(KEY, shape), KEY, cfg))
+    new, base = jax.eval_shape(lambda: rl.split(model.init(KEY, shape), KEY, cfg))
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
     state = lambda params: size(jax.eval_shape(rl.optimizer(cfg)[0].init, params))
     assert base == full and size(new) == 4 * count_params(new) == 4 * 4 * 8 * (4 * 512 + 3 * (256 + 704))

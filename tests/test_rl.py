@@ -975,12 +975,31 @@ def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(
     assert sizes == {size} and 5 < values.get("val/nelbo", 6) < 7  # log 259 = 5.56
 
 
+def test_a_run_asks_each_of_its_sections_in_the_order_of_their_names():
+    """Also one of a file that nobody knows, whatever its name."""
+
+    def section(name, change):
+        kind = type("Keys", (config.Section,), {"__module__": f"variants.{name}"} | change)
+        return dataclasses.dataclass(frozen=True)(kind)()
+
+    later = section("z_doubled", {"credit": lambda self, found, adv, cfg: 2 * adv})
+    first = section("my_credit", {"credit": lambda self, found, adv, cfg: adv + 1})
+    cfg = config.Config(use=(later, first), objective="grpo", init_from="x", batch_size=2, group_size=2)
+    found = types.SimpleNamespace(rollout={"tokens": jnp.zeros((4, 3))})
+    adv = rl.select_completions(found, jnp.array([[1.0, -1.0], [0.0, 0.0]]), cfg).advantage
+    np.testing.assert_array_equal(adv, [4, 0, 2, 2])  # not 2 * adv + 1
+    freezing = [section(name, {"freezes": True}) for name in ("my_adapter", "other")]
+    with pytest.raises(ValueError, match="my_adapter and other each train parameters of their own: leave one out"):
+        config.Config(use=tuple(freezing))
+
+
 def test_a_reference_off_the_device_is_the_same_reference(tiny):
     tree = lambda seed: {"w": jax.random.normal(jax.random.key(seed), (3, 2))}
     for mode in ("ema", "periodic"):
         cfg = tiny(kl_beta=0.1, ref_mode=mode, ref_sync_interval=2)
         state = rl.State(2, tree(0), (), None, tree(1))
-        here, away = (moving_reference.moved(state, dataclasses.replace(cfg, ref_offload=off)) for off in (False, True))
+        both = (dataclasses.replace(cfg, ref_offload=off) for off in (False, True))
+        here, away = (moving_reference.Keys.of(cfg).reference(state, cfg) for cfg in both)
         assert isinstance(away["w"], np.ndarray) and (away["w"] == np.asarray(here["w"])).all()
 
 

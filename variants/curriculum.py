@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 import config
-from data import texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,28 +16,25 @@ class Keys(config.Section):
     difficulty: tuple[float, ...] = config.key((), "(lowest, highest): leave out rows of other difficulties")
     curriculum: tuple[tuple[int, float], ...] = config.key((), "((step, highest difficulty from this step on), ...)")
 
+    def rows(self, rows, split, cfg):
+        """Choose the rows whose difficulty is within the bounds, and those without one."""
+        if not self.difficulty:
+            return rows
+        low, high = self.difficulty
+        rows = [row for row in rows if low <= row.get("difficulty", low) <= high]
+        if not rows:
+            raise ValueError(f"{cfg.dataset}/{split}: no row has difficulty={self.difficulty}")
+        return rows
+
+    def rows_of_steps(self, rows, cfg):
+        return curriculum(rows, self.curriculum)
+
     def between_keys(self, c):
         bounds = self.difficulty
         yield (bounds and (len(bounds) != 2 or bounds[0] > bounds[1]),
                f"difficulty={bounds}: two numbers, the lowest and the highest, as in 1,3")  # fmt: skip
         yield (self.curriculum and c.objective == "judge",
                f"curriculum={self.curriculum}: objective='judge' takes its rows in any order")  # fmt: skip
-
-
-def of_difficulty(rows, split, cfg):
-    """Choose the rows whose difficulty is within cfg.difficulty, and those without one."""
-    if not cfg.difficulty:
-        return rows
-    low, high = cfg.difficulty
-    rows = [row for row in rows if low <= row.get("difficulty", low) <= high]
-    if not rows:
-        raise ValueError(f"{cfg.dataset}/{split}: no row has difficulty={cfg.difficulty}")
-    return rows
-
-
-def rows_of_steps(rows, cfg):
-    """Return the function of the step that cfg.curriculum makes."""
-    return curriculum(rows, cfg.curriculum)
 
 
 def curriculum(rows: Sequence[dict], schedule: Sequence[tuple[int, float]]) -> Callable[[int], np.ndarray]:
@@ -64,7 +60,3 @@ def curriculum(rows: Sequence[dict], schedule: Sequence[tuple[int, float]]) -> C
         return allowed[max(begun, default=min(allowed))]
 
     return allowed_at
-
-
-texts.ROWS["curriculum"] = of_difficulty
-texts.STEPS["curriculum"] = rows_of_steps

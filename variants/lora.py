@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 import config
 import model
-import rl
 from system import memory
 from system.adapters import adapter_shapes
 
@@ -26,6 +25,19 @@ class Keys(config.Section):
                                        config.POSITIVE_INT)  # fmt: skip
     lora_alpha: float = config.key(16.0, "adapters are scaled by alpha / rank", config.POSITIVE)
     lora_targets: tuple[str, ...] = config.key(TARGETS, "matrices that get adapters")
+
+    def split(self, params, key, cfg):
+        """Split starting params into new adapters and the frozen base; None without a lora_rank."""
+        if not self.lora_rank:
+            return params, None
+        new = adapters(key, cfg.model, self.lora_targets, self.lora_rank)
+        if model.width(params):  # the head of a judge is new
+            new["head"] = params["head"]
+        base = {name: x for name, x in params.items() if name == "blocks" or name not in new}
+        return new, base
+
+    def whole(self, params, base, cfg):
+        return adapted(base, params, self.lora_alpha)
 
     @property
     def freezes(self):
@@ -76,22 +88,3 @@ def adapted(base: dict, adapters: dict, alpha: float) -> dict:
     for name, x in adapters["blocks"].items():
         scaled[name] = x * (alpha / x.shape[1]) if is_b(name) else x
     return base | adapters | {"blocks": base["blocks"] | scaled}
-
-
-def split(params: dict, key: jax.Array, cfg) -> tuple[dict, dict | None]:
-    """Split starting params into new adapters and the frozen base; None without a lora_rank."""
-    if not cfg.lora_rank:
-        return params, None
-    new = adapters(key, cfg.model, cfg.lora_targets, cfg.lora_rank)
-    if model.width(params):  # the head of a judge is new
-        new["head"] = params["head"]
-    base = {name: x for name, x in params.items() if name == "blocks" or name not in new}
-    return new, base
-
-
-def whole(params: dict, base: dict, cfg) -> dict:
-    """Make the params of a model from the adapters and their base."""
-    return adapted(base, params, cfg.lora_alpha)
-
-
-rl.FROZEN["lora"] = rl.Frozen(split, whole)

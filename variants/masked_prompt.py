@@ -4,7 +4,6 @@ import dataclasses
 import jax
 
 import config
-import rl
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,14 +16,10 @@ class Keys(config.Section):
                f"p_mask_prompt={self.p_mask_prompt} changes nothing here, it is for objective='grpo' with "
                "logp_est='one_step'; leave it out or set p_mask_prompt=0.0")  # fmt: skip
 
-
-def change(key, views, r, cfg):
-    """Mask each token of the prompts with probability p_mask_prompt in views of completions."""
-    if not cfg.p_mask_prompt:
-        return views
-    prompt = ~r.completion & (True if r.valid is None else r.valid)
-    draws = jax.random.uniform(key, prompt.shape)
-    return views._replace(masked=views.masked | prompt & (draws < cfg.p_mask_prompt))
-
-
-rl.VIEWS["masked_prompt"] = change
+    def views(self, key, views, rollout, cfg):
+        """Mask each token of the prompts with probability p_mask_prompt in views of completions."""
+        if not self.p_mask_prompt:
+            return views
+        prompt = ~rollout.completion & (True if rollout.valid is None else rollout.valid)
+        draws = jax.random.uniform(key, prompt.shape)
+        return views._replace(masked=views.masked | prompt & (draws < self.p_mask_prompt))

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 import config
-import rl
 from system import memory, sharding
 
 
@@ -25,6 +24,14 @@ class Keys(config.Section):
     @property
     def moves_reference(self):
         return self.ref_mode != "static"
+
+    def reference(self, state, cfg):
+        """Return the reference for the iteration after state.step."""
+        if self.ref_mode == "static" or self.ref_mode == "periodic" and state.step % self.ref_sync_interval:
+            return state.reference  # wherever it is stored
+        old, how = sharding.to_device(state.reference), (self.ref_decay, self.ref_sync_interval, self.ref_sync_mix)
+        new = update_reference(old, state.params, state.step, self.ref_mode, *how)
+        return sharding.to_host(new) if memory.Keys.of(cfg).ref_offload else new
 
     def between_keys(self, c):
         yield (self.ref_mode != "static" and not c.kl_beta,
@@ -45,15 +52,3 @@ def update_reference(
         return ref
     fraction = 1 - decay if mode == "ema" else jnp.where(step % interval == 0, mix, 0.0)
     return jax.tree.map(lambda r, p: (1 - fraction) * r + fraction * p, ref, params)  # exact at 0 and 1
-
-
-def moved(state: Any, cfg: Any) -> Any:
-    """Return the reference for the iteration after state.step."""
-    if cfg.ref_mode == "static" or cfg.ref_mode == "periodic" and state.step % cfg.ref_sync_interval:
-        return state.reference  # wherever it is stored
-    old, how = sharding.to_device(state.reference), (cfg.ref_decay, cfg.ref_sync_interval, cfg.ref_sync_mix)
-    new = update_reference(old, state.params, state.step, cfg.ref_mode, *how)
-    return sharding.to_host(new) if memory.Keys.of(cfg).ref_offload else new
-
-
-rl.REFERENCES["moving_reference"] = moved

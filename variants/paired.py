@@ -17,6 +17,9 @@ class Keys(config.Section):
     def copies(self):
         return 1 + self.paired
 
+    def noise(self, draw, cfg):
+        return noise if self.paired else draw
+
     def fits(self, c, shape, where):
         yield (self.paired and shape.causal, f"paired={self.paired}: a causal model reads from left to right and needs "
                "paired=False")  # fmt: skip
@@ -51,6 +54,3 @@ def noise(key, batch: tuple, cfg, norm="token") -> diffusion.NoisyBatch:
     z = jnp.stack([z, z_other], 1)
     w = jnp.stack([w, w_other / 2], 1)
     return diffusion.NoisyBatch(x, z, w, valid)
-
-
-diffusion.DRAWS["paired"] = lambda draw, cfg: noise if cfg.paired else draw

@@ -8,8 +8,6 @@ import dataclasses
 
 import jax.numpy as jnp
 
-import rl
-import sample
 from system import sections
 
 
@@ -17,6 +15,32 @@ from system import sections
 class Keys(sections.Section):
     repetition_penalty: float = sections.key(1.0, "above 1: make tokens that a row already has less likely",
                                              sections.POSITIVE)  # fmt: skip
+
+    @property
+    def in_sampling(self):
+        return True
+
+    def row_logits(self, z, valid, cfg, plan):
+        """Make the function that changes the logits (N, V) of rows (N,) of z (B, T), padding and masks left out."""
+        penalty, there = self.repetition_penalty, z != cfg.mask_id
+        if penalty == 1:
+            return None
+        present = ids_of(z, there if valid is None else there & valid, cfg.vocab_size)
+
+        def change(logits, row):
+            return penalized(logits, present[row], penalty)
+
+        return change
+
+    def logits(self, logits, place, rollout, cfg):
+        """Change the logits (N, V) of the tokens of a Rollout at a diffusion.Place, as when they were drawn."""
+        if self.repetition_penalty == 1:
+            return logits
+        there = (place.z != cfg.model.mask_id) & (True if rollout.valid is None else rollout.valid[place.row])
+        if cfg.model.causal:  # tokens of the completion were there if they are to the left
+            earlier = jnp.arange(place.z.shape[-1]) < place.column[..., None]
+            there &= ~rollout.completion[place.row] | earlier
+        return penalized(logits, ids_of(place.z, there, logits.shape[-1]), self.repetition_penalty)
 
     def fits(self, c, shape, where):
         penalty = self.repetition_penalty
@@ -36,29 +60,3 @@ def penalized(logits, present, penalty):
     """Make the ids that a row has already, present (..., V), less likely."""
     lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
     return jnp.where(present, lower, logits)
-
-
-def by_row(z, valid, cfg, plan):
-    """Make the function that changes the logits (N, V) of rows (N,) of z (B, T), padding and masks left out."""
-    penalty, there = plan.repetition_penalty, z != cfg.mask_id
-    present = None if penalty == 1 else ids_of(z, there if valid is None else there & valid, cfg.vocab_size)
-
-    def change(logits, row):
-        return logits if present is None else penalized(logits, present[row], penalty)
-
-    return change
-
-
-def as_drawn(logits, place, r, cfg):
-    """Change the logits (N, V) of the tokens of a Rollout at a diffusion.Place, as when they were drawn."""
-    if cfg.repetition_penalty == 1:
-        return logits
-    there = (place.z != cfg.model.mask_id) & (True if r.valid is None else r.valid[place.row])
-    if cfg.model.causal:  # tokens of the completion were there if they are to the left
-        earlier = jnp.arange(place.z.shape[-1]) < place.column[..., None]
-        there &= ~r.completion[place.row] | earlier
-    return penalized(logits, ids_of(place.z, there, logits.shape[-1]), cfg.repetition_penalty)
-
-
-sample.BY_ROW["repetition_penalty"] = by_row
-rl.LOGITS["repetition_penalty"] = as_drawn

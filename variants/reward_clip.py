@@ -2,18 +2,13 @@
 import dataclasses
 
 import config
-import rewards
 
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
     reward_clip: float | None = config.key(None, "clip each reward to -clip .. clip", config.POSITIVE)
 
-
-def clip(values, cfg):
-    """Clip the values of a reward (n,)."""
-    bound = cfg.reward_clip
-    return values.clip(-bound, bound) if bound else values
-
-
-rewards.VALUES["reward_clip"] = clip
+    def reward(self, values, cfg):
+        """Clip the values of a reward (n,)."""
+        bound = self.reward_clip
+        return values.clip(-bound, bound) if bound else values

@@ -5,7 +5,6 @@ import dataclasses
 import os
 
 import config
-from system import runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,15 +20,11 @@ class Keys(config.Section):
         except ImportError:
             yield self.wandb_log, "wandb_log=True needs the package wandb: pip install wandb"
 
+    def logger(self, cfg):
+        """Begin a run there -> an object with log(values, step); None without wandb_log."""
+        if not self.wandb_log:
+            return None
+        import wandb
 
-def begin(cfg):
-    """Begin a run there -> an object with log(values, step); None without wandb_log."""
-    if not cfg.wandb_log:
-        return None
-    import wandb
-
-    name = cfg.wandb_run_name or os.path.basename(cfg.out_dir)
-    return wandb.init(project=cfg.wandb_project, entity=cfg.wandb_entity, config=config.flatten(cfg), name=name)
-
-
-runs.LOGGERS["wandb"] = begin
+        name = self.wandb_run_name or os.path.basename(cfg.out_dir)
+        return wandb.init(project=self.wandb_project, entity=self.wandb_entity, config=config.flatten(cfg), name=name)

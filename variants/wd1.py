@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 import config
 import grpo
-import rl
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +20,13 @@ class Keys(config.Section):
     def between_keys(self, c):
         yield (c.loss_type == "wd1" and c.ratio_level != "none",
                f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})")  # fmt: skip
+
+    def credit(self, found, adv, cfg):
+        """Weigh the advantages (N, G) of a Scored, if the loss is wd1's."""
+        if cfg.loss_type != "wd1":
+            return adv
+        judged = ~jnp.isnan(jnp.asarray(found.rewards)).all(0)
+        return weights(adv, judged)
 
 
 def weights(adv, judged=True):
@@ -38,18 +44,9 @@ def weights(adv, judged=True):
     return adv.size * (softmax(adv) - softmax(-adv))
 
 
-def credit(found, adv, cfg):
-    """Weigh the advantages (N, G) of a Scored, if the loss is wd1's."""
-    if cfg.loss_type != "wd1":
-        return adv
-    judged = ~jnp.isnan(jnp.asarray(found.rewards)).all(0)
-    return weights(adv, judged)
-
-
 def weighted_likelihood(ratio, logp, adv, cfg):
     """-adv * log p, without a ratio."""
     return -adv * logp
 
 
 grpo.LOSSES["wd1"] = grpo.Loss(weighted_likelihood, grpo.summed)
-rl.CREDIT["wd1"] = credit
