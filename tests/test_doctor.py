@@ -212,6 +212,6 @@ def test_what_does_not_go_together_is_refused(tmp_path, capsys):
     (tmp_path / "run.json").write_text('{"step": 1, "config": {}}')
     own = f"--open_as=Dream: the run that wrote {folder} says of which family"
     for flags, said in ((["--explain", "--open_as=Dream"], own), (["--prompt=a", "--open_as=Dream"], own),
-                        (["--explain", "--prompt=a"], "--explain fills nothing")):  # fmt: skip
+                        (["--explain", "--prompt=a"], "--explain and --prompt do not go together")):  # fmt: skip
         assert complete.main([folder, *flags]) == 2
         assert said in capsys.readouterr().err
