@@ -48,7 +48,7 @@ def loaded(kind, name=None, seed=0, tok=TOK, trained=None):
               for key, w in params["blocks"].items()}  # fmt: skip
     larger = {"embed": 20} if cfg.tie_embeddings else {"embed": 8, "head": 40}
     params = {key: w * larger.get(key, 1) for key, w in params.items() if key != "blocks"} | {"blocks": blocks}
-    return complete.Model(name or kind, 0, in_16_bits(params), cfg, tok, trained or {})
+    return complete.Model(name or kind, in_16_bits(params), cfg, tok, trained or {})
 
 
 def shown(browser, path, models, plan=Plan(steps=4), rows=(), n_new=8, **how):  # noqa: B008
