@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import types
 
 import jax
