@@ -74,7 +74,7 @@ LATEX: list[tuple[str, Any]] = [
     (r"\b(?:[Nn]egative|[Mm]inus)\s+(?=[\d.])", "-"),
     (r"\b(?:(?:(k)ilo|(c)enti|(m)illi)?(?:(m)et(?:er|re)|(g)ram)|"
      r"(h)(?:ou)?r|(min)ute|(s)ec(?:ond)?)s?\b", r"\1\2\3\4\5\6\7\8"),
-    (r"^\s*\(([^(),]*)\)\s*$", r"\1"),
+    (r"^\s*\(([^(),]*)\)\.?\s*$", r"\1"),
     (r"(?<![\w.,/])\d{1,3}(?:[ \u00a0\u202f]\d{3}){1,6}(?![\w/]|[.,]\d)", without_spaces),
 ]
 HEADING = re.compile(r"\W*(?:the )?(?:final )?(?:answer|result|solution)s?\W*", re.I)
@@ -170,9 +170,9 @@ def equal(given: str, wanted: str) -> bool | None:
         return bool(picked and picked[1].lower() == choice[1].lower())
     numbers = as_fraction(given), as_fraction(wanted)
     if None not in numbers:
-        units = {QUANTITY.fullmatch(text)["unit"] for text in (given, wanted)}  # None: there is none, or another word
-        return numbers[0] == numbers[1] and len(units - {None}) < 2
-    if re.fullmatch(r"[A-Za-z ]{2,}", given + wanted) and min(len(given), len(wanted)) > 1:
+        units = {found["unit"] for found in map(QUANTITY.fullmatch, (given, wanted)) if found}
+        return numbers[0] == numbers[1] and len(units - {None}) < 2  # None: there is no unit, or another word
+    if re.fullmatch(r"[A-Za-z ]{2,}=[A-Za-z ]{2,}", f"{given}={wanted}"):  # words, no letters
         return given.lower() == wanted.lower()
     signs = "[<>≥≤≠=A-Z]"  # math-verify takes Pi for pi, and 5 for x >= 5
     prose = WORD.search(re.sub(rf"\s+(?:{UNITS}){POWER}$", "", given)) or re.search("[!:]", given + wanted)
