@@ -737,6 +737,7 @@ def test_holes_in_a_prompt_are_read_as_the_help_says():
     assert show("the _ sat", "auto") == "the ? sat"
     for text in ("is_prime(x_1)", "__init__", "_private", "a__"):
         assert show(text, "auto") == text + "??"  # untouched, and 2 new tokens
+    assert show(r"1\_3_", "auto") == "1_3?" and show(r"\_ \__", "auto") == "_ __??"
     assert show("1_3<|mask|>", "mask") == "1_3?" and show("f_1 <|mask|>_", "auto") == "f_1 ??"
 
 
@@ -892,7 +893,7 @@ def test_a_model_that_fills_in_place_fills_what_is_masked_and_wants_a_mask(folde
     grid = shutil.copytree(folder, tmp_path / "grid")
     (grid / "run.json").write_text(json.dumps({"config": {"fill_in": True, "max_prompt_len": 0}}))
     code, out, err = run(capsys, str(grid), "--prompt=1.34")
-    assert code == 2 and out == "" and "'1.34' has no mask: write a _ for each token" in err
+    assert code == 2 and out == "" and "fills in texts in place: write a _ for each token" in err
     (tmp_path / "rows.jsonl").write_text('{"prompt": "", "masked": "12<|mask|>4"}\n')
     assert run(capsys, str(grid), f"--data={tmp_path}/rows.jsonl", f"--out={tmp_path}/filled.jsonl")[0] == 0
     text = json.loads((tmp_path / "filled.jsonl").read_text())["completion"]

@@ -100,7 +100,7 @@ def encode(text, tok, mask_id, holes, n_new):
         if n % 2:  # every other part is a hole
             ids += [mask_id] * (1 if part[0] == "<" else len(part))
         else:
-            ids += tok.encode(part, True, mask=False)
+            ids += tok.encode(part.replace("\\_", "_") if holes == "auto" else part, True, mask=False)
     ids = tok.add_bos(ids)
     return (ids, 0) if mask_id in ids else (ids + [mask_id] * n_new, len(ids))
 
@@ -122,8 +122,7 @@ def encode_rows(options, rows, loaded, rule):
         text = row.get("masked") or data.prompt_text(row, template)
         ids, start = encode(text, tok, cfg.mask_id, holes, options.max_new_tokens)
         if start and loaded.trained.get("fill_in"):
-            raise ValueError(f"{loaded.folder} fills in texts in place, and {text[:80]!r} has no mask: write a _ for "
-                             "each token that is missing")  # fmt: skip
+            raise ValueError(f"{loaded.folder} fills in texts in place: write a _ for each token that is missing")
         if start and rule not in ANY_LENGTH:  # a model of blocks fills the last one whole
             ids += [cfg.mask_id] * (-len(ids) % getattr(cfg, "block_causal", 1))
         prompts.append((ids, start))

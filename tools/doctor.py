@@ -32,7 +32,7 @@ import model
 from system import checkpoint, huggingface
 
 WIDTH = 80  # tokens per text
-FEWEST = 112  # tokens of the whole text
+FEWEST = 150  # tokens of the whole text
 GROUP = 4  # columns: the scored masks of a text are one group, which lies in one block in every reading
 BLOCKS = 4, 8, 16, 32
 MOST_MASKS = 16  # candidates for the mask that are tried
@@ -77,10 +77,10 @@ class Reader:
         """masks: candidates for the mask. Where one, an ordinary token, stands in the text, no reading is scored,
         because a model never predicts its mask."""
         self.params, self.known = params, {}
-        starts = np.linspace(0, len(ids) - WIDTH, len(ids) // 4).astype(int)  # more would score the same places again
-        self.x = np.array([ids[start : start + WIDTH] for start in starts], np.int32)
+        # A text begins at every third token: more would score the same places again.
+        self.x = np.lib.stride_tricks.sliding_window_view(np.array(ids, np.int32), WIDTH)[::3]
         self.by_frequency = -np.log(np.bincount(self.x.ravel())[self.x] / self.x.size)  # -log of how frequent x is
-        row, column = np.arange(len(starts))[:, None], np.arange(WIDTH)
+        row, column = np.indices(self.x.shape)
         # Half of the groups end where blocks of all lengths do: only a bidirectional model sees what is right of them.
         begin = np.where(row % 4 < 2, max(BLOCKS) - GROUP, 16 + row // 4 * GROUP % 60)
         nothing_right = row % 2 == 1
@@ -173,8 +173,8 @@ def explain(folder, open_as, dtype):
     masks = dict.fromkeys([cfg.mask_id, tok.mask_id, *tok.specials.values()])
     masks = [i for i in masks if i is not None and i < cfg.vocab_size][:MOST_MASKS]
     if len(ids) < FEWEST or not masks:
-        raise ValueError(f"--explain needs a special token, which may be the mask, and a tokenizer that makes {FEWEST} "
-                         "or more tokens of the Zen of Python")  # fmt: skip
+        raise ValueError("--explain needs a tokenizer with a special token, which may be the mask, that makes more "
+                         "tokens of the Zen of Python")  # fmt: skip
     print(f"{folder}: {described(cfg)}")
     # Any token may be tried as the mask.
     stated = dataclasses.replace(cfg, eos_id=None, end_ids=(), pad_id=None, bos_id=None)
@@ -186,7 +186,7 @@ def verdict(reader, stated, masks):
     if not np.isfinite(reader.losses(stated)).all():
         print("verdict: WRONG: the model computes nan or inf as log-probs: fetch the files again, or train anew")
         return CONTRADICTED
-    blocks = {None, *BLOCKS, getattr(stated, "block_causal", None)}
+    blocks = dict.fromkeys((None, *BLOCKS, getattr(stated, "block_causal", None)))
     options = {"mask_id": masks, "shift": (False, True), "block_causal": blocks}
     causal = dataclasses.replace(stated, causal=True, shift=True, block_causal=None)
     best = best_denoiser(reader, stated, options)

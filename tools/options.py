@@ -48,7 +48,7 @@ OF_ROLLOUTS = "temperature", "early_end", "top_k", "top_p", "repetition_penalty"
 TRAINED = {"diffusion_steps": "steps"} | {f.name: f.name for f in PLAN if f.name not in OF_ROLLOUTS}
 HOLES = {  # the parts of a text that are read as masks, as regular expressions
     "mask": r"<\|mask\|>",
-    "auto": r"<\|mask\|>|(?<![^\W\d])_+(?![^\W\d])",  # [^\W\d]: a letter or a _
+    "auto": r"<\|mask\|>|(?<![^\W\d])(?<!\\)_+(?![^\W\d])",  # [^\W\d]: a letter or a _
     "none": r"(?!)",  # never matches
 }
 
@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     prompt = (
         "text to complete, or with holes to fill: <|mask|> is a token, and so is a _ that touches no letter (3_1_ has "
-        "two, is_prime none); with a chat template nothing is a hole"
+        r"two, is_prime none; \_ is an underscore); with a chat template nothing is a hole"
     )
     folders = "out_dir of a run (its best checkpoint), a step-... in it, or a Hugging Face folder with a tokenizer"
     rows = "rows to complete: .jsonl, .json, .txt with one prompt per line (all also .gz), or a data set (its val rows)"
