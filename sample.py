@@ -8,7 +8,7 @@ other), entropy (EB-Sampler's), dynamic and static (SDAR's), and autoregressive 
 
     python sample.py out/code_grpo --prompt="def add(a, b):" --n=4
     python sample.py assets/sudoku_grpo --prompt="3_2__1________43" --show    # fill the gaps in place
-    python sample.py out/words_base --data=words --out=filled.jsonl --rewards=math
+    python sample.py out/words_base --data=words --out=filled.jsonl; python rewards.py filled.jsonl --rewards=math
     python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=9
     python sample.py out/lora --export=merged                          # merge LoRA adapters into the weights
     python sample.py out/sudoku_base out/sudoku_grpo --page=play.html  # one file in which both run in a browser

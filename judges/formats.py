@@ -8,6 +8,7 @@ length of the text, or by a limit of time.
 
 import ast
 import json
+import operator
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -16,10 +17,11 @@ from xml.parsers import expat
 
 import rewards
 from judges import rules
-from judges.answers import NUMBER, OPERATIONS, as_fraction, boxed, math_answer, without_latex
+from judges.answers import NUMBER, as_fraction, boxed, canonical, math_answer
 from judges.rules import tagged_answer
 from system import helper
 
+OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 # The last is a social security number. A block list knows words, not meanings: it finds only the plainest cases.
 UNSAFE = (
     r"\b(?:kill (?:yourself|himself|herself|themselves)|commit suicide|(?:make|build) an? (?:pipe )?bomb|"
@@ -136,7 +138,7 @@ def xml_int(text: str) -> float:
 def xml_answer(text: str, answer: object) -> float:
     """1.0 if the content of <answer> (or the text without one) is the answer and nothing else, else 0.0. Numbers are
     compared exactly, everything else as strings. (d1's, worth 2.0, compares only strings: 1,200 is not 1200.)"""
-    found, wanted = without_latex(tagged_answer(text)), without_latex(str(answer))
+    found, wanted = canonical(tagged_answer(text)), canonical(str(answer))
     if NUMBER.fullmatch(found) and NUMBER.fullmatch(wanted) and as_fraction(found) is not None:
         return float(as_fraction(wanted) is not None and as_fraction(found) == as_fraction(wanted))
     return float(bool(wanted) and found == wanted)

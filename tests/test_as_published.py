@@ -26,9 +26,8 @@ def test_a_plan_is_known_by_the_name_of_the_folder_and_typed_flags_go_before(nam
     loaded = complete.find_model(folder_named(tmp_path / name, **switches))
     for typed, expected in ((), plan), (("--block_len=4", "--max_new_tokens=12"), dict(block_len=4, max_new_tokens=12)):
         options = options_of_sample.parser().parse_args([loaded.folder, "--as_published", "--prompt=a", *typed])
-        asked = complete.as_published(options, complete.read_options(options), loaded)
-        prompts = complete.encode_rows(options, asked, loaded)
-        found = complete.make_plan(asked.plan, 1, prompts, loaded)
+        given = published.fill_in(options, complete.typed_plan(options), loaded.folder)
+        found = complete.make_plan(given, loaded, options.max_new_tokens, 1)
         values = dataclasses.asdict(found) | {"max_new_tokens": options.max_new_tokens}
         assert {key: values[key] for key in expected} == expected
 

@@ -376,7 +376,7 @@ def test_the_program_checks_references_and_names_the_rows_that_fail(tmp_path):
     rows = [*right, {"prompt": "p", "completion": "{"}, {"prompt": "p", "completion": "}"}]
     code, last, _, out = program(path, "--rewards=json", "--check", rows=rows, path=path)
     assert code == 1 and last["n"] == 3
-    assert "row 1 is not 1.0: json 0" in out and "row 2 is not 1.0" in out and "row 0" not in out
+    assert "row 1 is not 1.0: {'json': 0.0}" in out and "row 2 is not 1.0" in out and "row 0" not in out
 
 
 def test_a_group_is_judged_together_wherever_its_rows_stand_and_no_opinion_anywhere_is_null(tmp_path):
@@ -396,22 +396,17 @@ def test_the_samples_of_a_run_are_scored(tmp_path):
         0, {"n": 7, "exact": pytest.approx(3 / 7, abs=1e-5), "diversity": 1,
             "reward": pytest.approx(3 / 7 + 4 / 7, abs=1e-5)})  # fmt: skip
     first, *_, last = map(json.loads, out.read_text().splitlines())
-    assert (first["how"], first["step"], first["rewards"]) == ("greedy", 0, {"exact": 0.0, "diversity": None})
+    assert (first["how"], first["rewards"]) == ("greedy", {"exact": 0.0, "diversity": None})
     assert (last["how"], last["completion"], last["level"], last["rewards"]["exact"]) == ("sampled", "8", 1, 0.0)
 
 
-def test_rows_are_written_as_they_come_and_never_over_others(tmp_path, monkeypatch):
+def test_nothing_is_written_over_a_file(tmp_path, monkeypatch):
     path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
-    rows = [{"prompt": f"{i}", "completion": f"{i}"} for i in range(300)]
-    (tmp_path / "my.py").write_text("def late(prompts, completions):\n    if '299' in completions:\n"
-                                    "        raise KeyboardInterrupt\n    return [1.0] * len(prompts)\n")
-    mine = f"--rewards={tmp_path}/my.py:late"
-    with pytest.raises(KeyboardInterrupt):  # of which terminal.run makes exit code 130
-        program(path, mine, f"--out={out}", rows=rows, path=path)
-    assert [json.loads(line)["prompt"] for line in open(out)] == [str(i) for i in range(256)]
+    rows = [{"prompt": "1", "completion": "1"}]
+    assert program(path, "--rewards=diversity", f"--out={out}", rows=rows, path=path)[0] == 0
     for wrong in (f"{path}/x", out):     # before a single row is scored
         monkeypatch.setattr(rewards, "combine", lambda *_: pytest.fail("scored"))
-        code, _, said, _ = program(path, mine, f"--out={wrong}")
+        code, _, said, _ = program(path, "--rewards=diversity", f"--out={wrong}")
         assert code == 2
     assert "is there already, and nothing is overwritten" in said
 
@@ -421,9 +416,10 @@ def test_rows_are_written_as_they_come_and_never_over_others(tmp_path, monkeypat
     (["{file}", "--rewards=test"], "Did you mean 'tests'"),
     (["{file}", "--rewards=math"], "needs the column 'answer'; there are"), (["{file}"], "--rewards"),
     (["{file}", "--rewards=tests", "--reward_weights=1,2"], "1 rewards (tests) but 2 reward_weights"),
-    (["{file}", "--rewards=tests", "--reward_weights=x"], "argument --reward_weights: invalid numbers value: 'x'"),
+    (["{file}", "--rewards=tests", "--reward_weights=nan"], "--reward_weights=nan: expected a tuple"),
+    (["{file}", "--rewards=tests", "--reward_weights=x"], "--reward_weights=x: expected a tuple"),
     (["{bad}", "--rewards=tests"], "line 1: not JSON"),
-    (["{prompts}", "--rewards=tests"], "row 0 has no completion to score, only prompt"),
+    (["{prompts}", "--rewards=tests"], "row 0 has no completion to score"),
     (["{file}", "--rewards=tests", "--sandbox_unsafe=everything"], "everything")])
 def test_a_mistake_gets_one_sentence_and_exit_code_2(args, message, tmp_path):
     (tmp_path / "file.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
@@ -495,12 +491,6 @@ class Column(float):
 def test_a_reward_that_returns_something_odd_is_answered_in_a_sentence(scores, says):
     with pytest.raises(ValueError, match=says):
         rewards.call_reward("odd", lambda completions: scores, ["", ""], ["x", "y"], {})
-
-
-def test_a_weight_of_a_reward_is_finite(capsys):
-    with pytest.raises(SystemExit):
-        score.parser().parse_args(["x", "--rewards=exact", "--reward_weights=1,nan"])
-    assert "invalid numbers value: '1,nan'" in capsys.readouterr().err
 
 
 def test_a_users_reward_with_the_name_of_one_of_code_starts_no_sandbox(tmp_path, monkeypatch):

@@ -450,7 +450,5 @@ def test_columns_that_json_does_not_know_are_logged_and_written(tmp_path, monkey
     out = str(tmp_path / "out.jsonl")
     monkeypatch.setattr(sys, "argv", ["rewards.py", str(tmp_path / "samples.jsonl"), "--rewards=exact", f"--out={out}"])
     assert score.main() == 0 and json.loads(open(out).read()).items() >= PLAIN.items()
-    monkeypatch.setattr(complete, "complete_texts", lambda *todo: iter("b"))
-    options = complete.parser().parse_args(["x"])
-    complete.complete_rows(options, [{"prompt": "a"} | ODD], (), out + "2")
+    complete.write_completions([{"prompt": "a"} | ODD], iter("b"), out + "2")
     assert json.loads(open(out + "2").read()) == {"prompt": "a", "completion": "b"} | PLAIN

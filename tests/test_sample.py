@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import types
 
 import jax
@@ -652,12 +651,6 @@ def test_a_causal_model_reads_a_prompt_once_for_all_its_completions_and_stops_at
     np.testing.assert_array_equal(shared, alone)
     np.testing.assert_allclose(shared_trace["logp"], trace["logp"], atol=1e-5)
     assert caches.prefill(params, two, cfg, None, 4)[0].shape[1] == 8
-    seen = list(complete.denoising_steps(params, KEY, two, cfg, plan))  # it can be watched
-    assert len(seen) == trace["n_steps"]
-    np.testing.assert_array_equal(seen[-1][0], alone)
-    for n, (now, new) in enumerate(seen):
-        np.testing.assert_array_equal(new, trace["step"] == n)
-        np.testing.assert_array_equal(now == MASK, trace["step"] > n)
 
 
 def test_a_group_that_begins_alike_shares_its_first_step_and_fills_its_holes_as_if_alone():
@@ -731,23 +724,16 @@ def test_holes_in_a_prompt_are_read_as_the_help_says():
     assert show("1_3<|mask|>", "mask") == "1_3?" and show("f_1 <|mask|>_", "auto") == "f_1 ??"
 
 
-def test_a_prompt_is_completed_as_the_run_was_trained_and_on_a_terminal_the_steps_are_a_film(
-        folder, capsys, monkeypatch):
-    code, out, _ = run(capsys, folder, "--prompt=ab", "--seed=1")
-    assert code == 0 and out.endswith("\n")
-    plain = run(capsys, folder, "--prompt=ab", "--seed=1", "--show")[1].splitlines()
-    assert len(plain) == 3  # diffusion_steps of run.json
-    assert plain[0].startswith("step   1  ab") and plain[0].endswith("____") and "_" not in plain[2]
-    assert plain[2] == "step   3  ab" + out.rstrip("\n")
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    frames = run(capsys, folder, "--prompt=ab", "--seed=1", "--show")[1].split("\x1b[H\x1b[2J")[1:]
-    assert "\x1b[1;32m" in frames[0] and "\x1b[2m_" in frames[0]  # new tokens are green
-    for n, (frame, line) in enumerate(zip(frames, plain, strict=True), 1):
-        assert f"step {n}, {line.count('_')} holes" in frame
-        text = re.sub(r"\x1b\[[\d;]*m", "", frame).split("\n\n")[0].replace("\n", "⏎")
-        assert text == line.removeprefix(f"step {n:3d}  ")
-    assert "\x1b[2m" not in frames[-1]  # no hole is left
+def test_a_prompt_is_completed_as_the_run_was_trained_and_the_steps_can_be_seen(folder, capsys):
+    for flags in (["--seed=1"], ["--seed=3", "--temperature=1"], ["--seed=3", "--n=3"]):
+        code, out, _ = run(capsys, folder, "--prompt=ab", *flags)
+        assert code == 0 and out.endswith("\n")
+        n = out.count("\n---\n") + 1
+        shown = run(capsys, folder, "--prompt=ab", "--show", *flags)[1].splitlines()
+        assert len(shown) == 3 * n  # diffusion_steps of run.json
+        assert shown[0].startswith("step   1  ab") and shown[0].endswith("____")
+        texts = [line.removeprefix("step   3  ab") for line in shown[2 * n :]]
+        assert "\n---\n".join(texts) + "\n" == out.replace("\n", "⏎").replace("⏎---⏎", "\n---\n")[:-1] + "\n"
 
 
 def test_of_a_run_the_best_checkpoint_is_opened_and_named(folder, capsys, tmp_path, monkeypatch):
@@ -769,51 +755,23 @@ def test_what_a_model_writes_does_not_steer_the_terminal(folder, capsys, monkeyp
         assert r"b\x1b]0;title\x07\r\x9b2J\x7f" in out and "a\t" in out and "é" in out
 
 
-def test_a_file_is_filled_written_and_scored(folder, capsys, tmp_path):
+def test_a_file_is_filled_and_written(folder, capsys, tmp_path):
     rows = [{"prompt": "a", "completion": "xyz", "difficulty": 1}, {"prompt": "longer one", "answer": "7"},
             {"prompt": "in<|mask|>place_x"}]
     source, target = tmp_path / "in.jsonl", tmp_path / "new" / "folder" / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ("--rewards=length", "--n=2", "--batch_size=4")
-    code, out, err = run(capsys, folder, f"--data={source}", f"--out={target}", *flags)
+    code, out, err = run(capsys, folder, f"--data={source}", f"--out={target}", "--n=2", "--batch_size=4")
     filled = [json.loads(line) for line in target.read_text().splitlines()]
     assert code == 0 and [row["prompt"] for row in filled] == [row["prompt"] for row in rows for _ in range(2)]
     assert filled[0]["reference"] == "xyz" and filled[0]["difficulty"] == 1 and filled[2]["answer"] == "7"
     assert filled[4]["completion"].startswith("in") and filled[4]["completion"].endswith("place_x")
     assert filled[0]["completion"] != filled[1]["completion"]
-    assert json.loads(out.splitlines()[-1]).keys() == {"n", "length", "reward", "pass@1", "pass@2"}
-    assert not err  # a bar is for a terminal
+    assert not out and not err  # a bar is for a terminal
     again = tmp_path / "again.jsonl"
     run(capsys, folder, f"--data={source}", f"--out={again}", "--n=2", "--batch_size=1")
     assert again.read_text() == target.read_text()  # whatever the batch
-
-
-def test_a_file_that_was_killed_while_it_was_filled_goes_on_where_it_was(folder, capsys, tmp_path, monkeypatch):
-    texts = "aaa", "bbb", "in<|mask|>place", "ddd", "eee"
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    whole, target, real = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", complete.complete_texts
-    asked = folder, f"--data={tmp_path}/in.jsonl", "--n=2", "--batch_size=4"
-    run(capsys, *asked, f"--out={whole}")
-
-    def killed(*args):
-        for n, text in enumerate(real(*args)):
-            if n == 5:
-                raise KeyboardInterrupt
-            yield text
-
-    monkeypatch.setattr(complete, "complete_texts", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(capsys, *asked, f"--out={target}")
-    (part,) = tmp_path.glob("out.jsonl.*.part")
-    with open(part, "a") as file:
-        file.write('{"prompt": "ccc", "compl')  # -9 can come within a line
-    filled = []
-    monkeypatch.setattr(complete, "complete_texts", lambda *args: (filled.append(text) or text for text in real(*args)))
-    code, out, err = run(capsys, *asked, f"--out={target}", "--rewards=length")
-    assert code == 0 and "5 rows of a run that was ended are there" in err and len(filled) == 5
-    assert target.read_text() == whole.read_text() and not part.exists() and json.loads(out)["n"] == 10
-    run(capsys, *asked, f"--out={tmp_path}/out2.jsonl", "--seed=1")
-    assert (tmp_path / "out2.jsonl").read_text() != whole.read_text()
+    printed = run(capsys, folder, f"--data={source}", "--n=2")[1]
+    assert printed == "\n---\n".join(terminal.visible(row["completion"]) for row in filled) + "\n"
 
 
 @pytest.fixture
@@ -859,15 +817,14 @@ def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causa
     answer = lambda system, prompt: said(data.chat("chatml", system, tok)(prompt))
     ask = lambda *flags, prompt="3_1": run(capsys, path, f"--prompt={prompt}", "--max_new_tokens=6", *flags)
     assert ask("--chat_template=chatml")[1] == answer(None, "3_1")  # and a _ is no hole there
-    typed = ask("--chat_template=chatml", prompt="a<|mask|>b")[1]  # nor is a <|mask|>, unless it is asked for
+    typed = ask("--chat_template=chatml", prompt="a<|mask|>b")[1]  # nor is a <|mask|>
     assert not typed.startswith("system")  # but is completed; what has holes is shown from its beginning
-    assert ask("--chat_template=chatml", "--holes=mask", prompt="a<|mask|>b")[1].startswith("system")
     assert ask("--chat_template=chatml", "--system_prompt=")[1] == answer("", "3_1") != answer(None, "3_1")
     with open(f"{path}/run.json", "w") as f:
         json.dump({"config": {"chat_template": "chatml", "system_prompt": "Add.", "instruction": "Now: "}}, f)
     assert ask()[1] == answer("Add.", "Now: 3_1") != answer("Add.", "3_1")
     assert ask("--instruction=")[1] == answer("Add.", "3_1")
-    assert ask("--chat_template=None", "--instruction=None", "--holes=mask")[1] == said("3_1")
+    assert ask("--chat_template=None", "--instruction=None", prompt="3+1")[1] == said("3+1")
     assert "one of chatml, llada" in ask("--chat_template=alpaca")[2]
     assert "'llada' writes <|end_header_id|>" in ask("--chat_template=llada")[2]
 
@@ -879,24 +836,21 @@ def test_text_ends_at_the_end_of_text(monkeypatch):
     cfg = dataclasses.replace(TINY, vocab_size=8, mask_id=7, eos_id=0)
     monkeypatch.setattr(sample, "generate", lambda _, keys, z, *more: (np.where(z == 7, 0, z), {}))  # holes are ends
     rows = [([2, 0, 3, 7, 7], 3), ([2, 7, 4, 5], 0)]
-    assert list(complete.complete_texts({}, cfg, Fixed, Plan(), rows, 0, 2)) == ["", "b"]
+    one = complete.Model("x", {}, cfg, Fixed, {})
+    assert list(complete.complete_texts(one, Plan(), rows, 0, 2)) == ["", "b"]
 
 
 @pytest.mark.parametrize("arguments, message", [
     (["--order=best"], "order='best': one of"), (["--steps=many"], "--steps=many: expected a whole number"),
-    (["--data=nowhere.jsonl", "--out=x"], "nowhere.jsonl"), (["--n=0"], "must be at least 1"),
-    (["--rewards=math"], "go with --data"), (["--block_len=0"], "block_len=0: expected at least 1"),
-    (["--data=sudoku", "--show"], "go with --data"),
-    (["--data=README.md"], "add --out=FILE.jsonl to write them"),
-    (["--data=sudoku", "--out=README.md"], "--out=README.md is there already"),
-    (["--data=sudoku", "--out=docs"], "--out=docs is there already"),
-    (["--seed=99999999999999999999"], "expected at least 0 and below 2**32"), (["--seed=-1"], "--seed=-1: expected"),
+    (["--data=nowhere.jsonl", "--out=x"], "nowhere.jsonl"), (["--block_len=0"], "block_len=0: expected at least 1"),
+    (["--data=sudoku", "--prompt=1"], "--prompt and --data do not go together"),
+    (["--show", "--out=x"], "--show and --out do not go together"),
+    (["--data=sudoku", "--out=README.md"], "README.md is there already"),
+    (["--data=sudoku", "--out=docs"], "docs is there already"),
     (["--export=README.md/x"], "README.md/x cannot be read or written: not a directory"),
-    (["--page="], "--page= names nothing"), (["--data="], "--data= names nothing"),
     (["--promt=a"], "unknown flag 'promt', did you mean 'prompt'?"), (["--difusion_steps=4"], "did you mean"),
-    (["--start="], "here it is prompt"), (["--num_samples=5"], "here it is n"),
-    (["--report_to=wandb"], "'report_to': only train.py has such a key, wandb_log"), (["--zzz=1"], "; see --help\n"),
-    (["--n=1", "--n=2"], "--n is given twice"), (["--modle=tiny"], "only train.py has such a key, model\n"),
+    (["--start="], "python sample.py OUT_DIR --prompt=TEXT"), (["--num_samples=5"], "python sample.py OUT_DIR --n=5"),
+    (["--zzz=1"], "; see --help\n"), (["--n=1", "--n=2"], "--n is given twice"),
     (["--config", "x.py"], "the config file needs no key"), (["--version"], "there are no releases"),
     (["--data=~/nowhere.jsonl", "--out=x"], os.path.expanduser("~/nowhere.jsonl")),
 ])
@@ -905,11 +859,24 @@ def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(folder, c
     assert code == 2 and out == "" and err.startswith("sample.py: ") and message in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments, message", [
+    (["x", "--n=0"], "argument --n: invalid count value: '0'"), (["x", "--batch_size=-1"], "invalid count value"),
+    (["x", "--seed=99999999999999999999"], "invalid seed value"), (["x", "--seed=-1"], "invalid seed value"),
+    (["x", "--page="], "argument --page: invalid path value: ''"), (["x", "--data="], "invalid path value"),
+    ([], "arguments are required: OUT_DIR"), (["x", "--dtype=int8"], "invalid choice"),
+    (["x", "--help=all"], "ignored explicit argument 'all'"),
+])  # fmt: skip
+def test_a_flag_of_the_wrong_kind_is_answered_with_the_usage(capsys, arguments, message):
+    with pytest.raises(SystemExit) as e:
+        complete.main(arguments)
+    assert e.value.code == 2 and message in capsys.readouterr().err
+
+
 def test_a_model_that_fills_in_place_fills_what_is_masked_and_wants_a_mask(folder, capsys, tmp_path):
     grid = shutil.copytree(folder, tmp_path / "grid")
     (grid / "run.json").write_text(json.dumps({"config": {"fill_in": True, "max_prompt_len": 0}}))
     code, out, err = run(capsys, str(grid), "--prompt=1.34")
-    assert code == 2 and out == "" and "'1.34' has nothing to fill in: write a _ for each token" in err
+    assert code == 2 and out == "" and "fills in texts in place: write a _ for each token" in err
     (tmp_path / "rows.jsonl").write_text('{"prompt": "", "masked": "12<|mask|>4"}\n')
     assert run(capsys, str(grid), f"--data={tmp_path}/rows.jsonl", f"--out={tmp_path}/filled.jsonl")[0] == 0
     text = json.loads((tmp_path / "filled.jsonl").read_text())["completion"]
@@ -924,13 +891,6 @@ def test_a_trained_model_is_in_the_repository(capsys, name):
     assert name == "sudoku_base" or out.strip() == "3421213443121243"
 
 
-def test_a_column_that_a_reward_needs_is_missed_before_anything_is_filled(folder, capsys, tmp_path, monkeypatch):
-    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
-    monkeypatch.setattr(complete, "complete_texts", None)
-    code, _, err = run(capsys, folder, f"--data={tmp_path}/in.jsonl", "--rewards=tests")
-    assert code == 2 and "'tests' needs the column 'tests'" in err
-
-
 def test_each_line_of_a_text_file_is_a_prompt(folder, capsys, tmp_path, monkeypatch):
     (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
     monkeypatch.setattr(complete, "complete_texts", lambda *given: "12")
@@ -939,31 +899,24 @@ def test_each_line_of_a_text_file_is_a_prompt(folder, capsys, tmp_path, monkeypa
     assert rows == [{"prompt": "one", "completion": "1"}, {"prompt": "two", "completion": "2"}]
 
 
-def test_the_program_prepares_its_process_takes_the_name_of_a_config_and_warns_of_a_long_prompt(
-        folder, capsys, monkeypatch):
+def test_the_program_prepares_its_process_and_takes_the_name_of_a_config(folder, capsys, monkeypatch):
     from system import runs
     prepared = []
     monkeypatch.setattr(runs, "prepare_process", lambda: prepared.append(1))
-    monkeypatch.setattr(complete, "LONG", 5)
-    _, shown, err = run(capsys, folder, "--prompt=abc", "--diffusion_steps=2", "--show")
-    assert len(shown.splitlines()) == 2 and prepared and "the longest of these texts has 9 tokens" in err
+    shown = run(capsys, folder, "--prompt=abc", "--diffusion_steps=2", "--show")[1]
+    assert len(shown.splitlines()) == 2 and prepared
 
 
-def test_a_model_has_to_be_named_or_still_to_come_is_answered_with_the_command_that_makes_it(
-        capsys, tmp_path, monkeypatch):
-    for words, message in ([], "which model?"), (["--version"], "unknown flag 'version'"):
-        monkeypatch.setattr(sys, "argv", ["sample.py", *words])
-        assert complete.main() == 2 and capsys.readouterr().err.startswith(f"sample.py: {message}")
+def test_a_model_that_is_still_to_come_is_answered_with_the_command_that_makes_it(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no out/ yet
     code, _, err = run(capsys, "out/sudoku")
     assert code == 2 and err.startswith("sample.py: 'out/sudoku' is not a folder: give the out_dir of a run")
     assert err.endswith("; python train.py config/sudoku.py makes out/sudoku\n") and "huggingface" not in err
 
 
-@pytest.mark.parametrize("flag", ["--help", "--help=all"])
-def test_help_names_every_field_of_a_plan_with_its_meaning(flag, capsys):
+def test_help_names_every_field_of_a_plan_with_its_meaning(capsys):
     with pytest.raises(SystemExit) as e:
-        complete.main([flag])
+        complete.main(["--help"])
     out = capsys.readouterr().out
     assert e.value.code == 0
     for f in [f for f in dataclasses.fields(Plan) if f.name != "use"]:
@@ -996,5 +949,5 @@ def test_rows_that_are_full_make_room_and_get_the_tokens_they_would_have_got(pla
 def test_a_prompt_before_a_text_with_masks_is_not_dropped_without_a_word(tmp_path, capsys):
     byte_model(str(tmp_path / "model"))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "p", "masked": "a<|mask|>", "completion": "ab"}\n')
-    assert complete.main([str(tmp_path / "model"), f"--data={tmp_path}/rows.jsonl", "--rewards=exact"]) == 2
-    assert "a row has the prompt 'p' before a text with masks" in capsys.readouterr().err
+    assert complete.main([str(tmp_path / "model"), f"--data={tmp_path}/rows.jsonl"]) == 2
+    assert "a row has a prompt before a text with masks" in capsys.readouterr().err

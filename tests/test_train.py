@@ -411,7 +411,7 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_never_taken_for_a
         assert f"resuming {cfg.out_dir} at step 13, its end\n" in capsys.readouterr().out
     else:
         used = []
-        monkeypatch.setattr(complete, "complete_texts", lambda *given: used.append(len(given[4][0][0])) or [])
+        monkeypatch.setattr(complete, "complete_texts", lambda *given: used.append(len(given[2][0][0])) or [])
         assert not complete.main([cfg.out_dir, "--prompt=1"])
         assert used == [5]  # with the run's max_new_tokens, 4
 

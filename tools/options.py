@@ -53,6 +53,27 @@ HOLES = {  # the parts of a text that are read as masks, as regular expressions
 }
 
 
+def path(text):
+    """Read a name on the command line; argparse names this function in its error message."""
+    if not text:
+        raise ValueError
+    return os.path.expanduser(text)  # a shell leaves the ~ of --out=~/x as it is
+
+
+def count(text):
+    """Read a whole number above 0 on the command line; argparse names this function in its error message."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def seed(text):
+    """Read the seed of random numbers on the command line; argparse names this function in its error message."""
+    if not 0 <= int(text) < 2**32:
+        raise ValueError
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """Build the parser; every field of Plan is a flag, explained by its comment in sample.py."""
     p = argparse.ArgumentParser(
@@ -62,36 +83,34 @@ def parser() -> argparse.ArgumentParser:
         usage="python sample.py OUT_DIR [--prompt=TEXT | --data=FILE.jsonl] [--flag=value ...]   (--help lists them)",
     )
     add = p.add_argument
+    prompt = (
+        "text to complete, or with holes to fill: <|mask|> is a token, and so is a _ that touches no letter (3_1_ has "
+        r"two, is_prime none; \_ is an underscore); with a chat template nothing is a hole"
+    )
     folders = "out_dir of a run (its best checkpoint), a step-... in it, or a Hugging Face folder with a tokenizer"
     rows = "rows to complete: .jsonl, .json, .txt with one prompt per line (all also .gz), or a data set (its val rows)"
     export = "only write the model, adapters (LoRA) merged into its weights, and its tokenizer to a Hugging Face folder"
-    holes = (
-        r"what is read as a mask: <|mask|>, one token; with auto also a _ that touches no letter (3_1_ has two, "
-        r"is_prime none; \_ is an underscore). Default: none with a chat template, auto for --prompt, mask for --data"
-    )
-    add("folder", nargs="?", metavar="OUT_DIR", help=folders)
-    add("beside", nargs="?", metavar="OUT_DIR_2", help="with --page: a second model, on the same texts")
-    add("--prompt", help="text to complete, or text with holes to fill (see --holes)")
-    add("--n", type=int, default=1, help="completions per prompt; above 1 the temperature is 1")
+    add("folder", type=path, metavar="OUT_DIR", help=folders)
+    add("beside", nargs="?", type=path, metavar="OUT_DIR_2", help="with --page: a second model, on the same texts")
+    add("--prompt", help=prompt)
+    add("--n", type=count, default=1, help="completions per prompt; above 1 the temperature is 1")
     add("--show", action="store_true", help="show the denoising step by step")
-    add("--data", help=rows)
-    add("--out", help="write the rows with their completions to this .jsonl file")
-    add("--rewards", help="score the completions of --data: names or path/to/file.py:function, separated by commas")
-    add("--export", metavar="FOLDER", help=export)
+    add("--data", type=path, help=rows)
+    add("--out", type=path, help="write the rows with their completions to this .jsonl file, which rewards.py scores")
+    add("--export", type=path, metavar="FOLDER", help=export)
     add("--explain", action="store_true", help="only say how the folder is read and what that costs, and test it")
     add("--open_as", metavar="FAMILY", help="family of the model, if config.json says another, as in --open_as=Dream")
     add("--dtype", choices=("float32", "bfloat16"), help="what weights are kept and multiplied in; default: as stored")
     add("--base_bits", type=int, choices=(8, 4), help="matrices of the layers in 8 or 4 bits; default: as in training")
-    add("--page", metavar="FILE", help="only write one HTML file in which the model runs: open it in a browser")
-    add("--holes", choices=HOLES, help=holes)
+    add("--page", type=path, metavar="FILE", help="only write one HTML file in which the model runs in a browser")
     add("--as_published", action="store_true", help="sample as the authors of the model did for their numbers, where "
         "other flags do not say otherwise: see docs/checkpoints.md")  # fmt: skip
     add("--chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
     add("--system_prompt", help="how the template begins; default: as in training, or the template's own")
     add("--instruction", help="text before a prompt, or around {prompt}; default: as in training, or none")
-    add("--seed", type=int, default=0)
-    add("--max_new_tokens", type=int, help="masks after a prompt without holes; default: as in training, or 128")
-    add("--batch_size", type=int, default=32)
+    add("--seed", type=seed, default=0)
+    add("--max_new_tokens", type=count, help="masks after a prompt without holes; default: as in training, or 128")
+    add("--batch_size", type=count, default=32)
     for field in PLAN:
         names = [field.name, *(name for name, ours in TRAINED.items() if ours == field.name)]
         flags = [f"--{name}" for name in dict.fromkeys(names)]

@@ -5,6 +5,7 @@ Each writes one token per step unless a threshold is given. A model of another n
 was not found.
 """
 import re
+import sys
 from typing import Any, NamedTuple
 
 from system import foreign, huggingface
@@ -68,3 +69,14 @@ def plan_of(folder: str, open_as: str | None = None) -> Published:
     known = ", ".join(entry.name for entry in PUBLISHED if kind in entry.families.split())
     raise ValueError(f"--as_published: no plan is known for the folder {name!r} of the family {kind}: leave it out, or "
                      f"let the folder have its published name; known in this family: {known or 'none'}")
+
+
+def fill_in(options: Any, given: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Add to `given`, fields of sample.Plan, and to the options of sample.py what the authors of a folder set -> fields
+    of Plan."""
+    found = plan_of(folder, options.open_as)
+    options.max_new_tokens = options.max_new_tokens or found.max_new_tokens
+    plan = found.plan | given
+    flags = " ".join(f"--{name}={value}" for name, value in {**plan, "max_new_tokens": options.max_new_tokens}.items())
+    print(f"as published ({found.source}): {flags}", file=sys.stderr)
+    return plan
