@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import data
 import model
 from data import bpe, byte_merges, foreign, learn
+from data.acecode import prepare as real_acecode
+from data.countdown_tasks import prepare as real_countdown
 from system import disk, drawn, huggingface
 from variants import moe
 
@@ -88,20 +90,18 @@ def gsm8k(rng):
 
 
 def countdown(rng):
-    """Make a row of Countdown-Tasks-3to4, {"nums", "target"}."""
+    """Make a row as of Countdown-Tasks-3to4."""
     numbers = [rng.randint(1, 30) for _ in range(3)]
-    return {"nums": numbers, "target": numbers[0] + numbers[1] - numbers[2]}
+    return real_countdown.ours({"nums": numbers, "target": numbers[0] + numbers[1] - numbers[2]})
 
 
 def acecode(rng):
-    """Make a row of AceCode-87K."""
+    """Make a row as of AceCode-87K."""
     n = rng.randint(2, 9)
     question = f"Write a Python function add_{n}(x) that returns x + {n}."
-    return {"id": f"tiny_{n}", "source": "tiny", "question": question,
-            "test_cases": [f"assert add_{n}({x}) == {x + n}" for x in (0, 1, 7)],
-            "inferences": [{"model_name": "qwen_coder_2.5", "completion_id": i, "pass_rate": i / 2,
-                            "completion": f"def add_{n}(x):\n    return x + {n * i}"} for i in range(2)],
-            "context_messages": [[{"role": "user", "content": question}]]}  # fmt: skip
+    tests = [f"assert add_{n}({x}) == {x + n}" for x in (0, 1, 7)]
+    rates = [{"pass_rate": i / 2} for i in range(2)]
+    return real_acecode.ours({"id": f"tiny_{n}", "question": question, "test_cases": tests, "inferences": rates})
 
 
 ROWS = {"gsm8k": gsm8k, "countdown": countdown, "acecode": acecode}
