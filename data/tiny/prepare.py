@@ -73,8 +73,7 @@ MODELS = {
                dict(mask="<mask>", eos="<end_of_turn>", pad="<pad>"), None),
     "a2d": (dict(qk_norm=True, n_kv_head=2, d_head=16, rope_theta=1e6, norm_eps=1e-6), (*QWEN, "<|mask|>"),
             dict(mask="<|mask|>", eos="<|im_end|>", pad="<|endoftext|>"), foreign.QWEN2_PATTERN),
-    "nemotron": (dict(block_causal=32, causal_text=True, n_kv_head=2, d_head=16, rope_theta=1e6,
-                      rope_scaling=(16.0, 1.0, 32.0, 16384, 1.0, 0.1)),
+    "nemotron": (dict(block_causal=32, causal_text=True, n_kv_head=2, d_head=16, rope_theta=1e6),
                  ("<unk>", "<s>", "</s>", "<SPECIAL_11>", "<|mask|>"),
                  dict(mask="<|mask|>", eos="</s>", pad="<unk>"), LLAMA3),
 }  # fmt: skip
@@ -127,7 +126,7 @@ def tokenizer(name):
     ids = {text: len(vocab) + i for i, text in enumerate(dict.fromkeys((*specials, roles["mask"])))}
     added = [{"id": i, "content": text} | bpe.FLAGS for text, i in ids.items()]
     spec = bpe.byte_level_spec(vocab, byte_merges.merges_of(vocab), added, pattern, nfc=name != "llama")
-    return foreign.Foreign(vocab, ids, roles, spec)
+    return foreign.Foreign(foreign.Engine.from_str(json.dumps(spec)), roles)
 
 
 def sentencepiece(merges, specials, roles):
@@ -141,9 +140,8 @@ def sentencepiece(merges, specials, roles):
     texts = [*(f"<0x{b:02X}>" for b in range(256)), *map(read, ranks)]
     vocab = {text: i for i, text in enumerate(dict.fromkeys((*specials, *texts)))}
     fallback = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]
-    return foreign.Foreign(
-        {text.encode(): i for text, i in vocab.items() if text not in specials}, {t: vocab[t] for t in specials}, roles,
-        bos=("<bos>",), extra={"chat_template": GEMMA}, spec={
+    return foreign.Foreign(roles=roles, bos=("<bos>",), extra={"chat_template": GEMMA}, engine=foreign.Engine.from_str(
+        json.dumps({
             "version": "1.0", "truncation": None, "padding": None,
             "added_tokens": [{"id": vocab[text], "content": text, **bpe.FLAGS} for text in specials],
             "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
@@ -153,19 +151,20 @@ def sentencepiece(merges, specials, roles):
             "decoder": {"type": "Sequence", "decoders": [*fallback, {"type": "Fuse"}]},
             "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
                       "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
-                      "vocab": vocab, "merges": [list(map(read, pair)) for pair in byte_merges.merges_of(ranks)]}})
+                      "vocab": vocab, "merges": [list(map(read, pair)) for pair in byte_merges.merges_of(ranks)]}})))
 
 
 def write_tokenizer(folder, tok, name):
     """Write the tokenizer in the files of its family, without what the real ones leave out."""
     _, specials, roles, _ = MODELS[name]
     if name in ("dream", "diffucoder"):
-        merges = [" ".join(pair) for pair in tok.spec["model"]["merges"]]
+        merges = [" ".join(pair) for pair in tok.content()["model"]["merges"]]
         bpe.write_json(folder / "vocab.json", {bpe.to_text(token): i for token, i in tok.vocab.items()})
         bpe.write_whole(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
-        bpe.write_json(folder / "added_tokens.json", tok.specials)
-        bpe.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DreamTokenizer"} | {
-            f"{role}_token": text for role, text in roles.items()})
+        decoder = {i: {"content": text} | bpe.FLAGS for text, i in tok.specials.items()}
+        bpe.write_json(folder / "tokenizer_config.json", {
+            "tokenizer_class": "DreamTokenizer", "added_tokens_decoder": decoder,
+            **{f"{role}_token": text for role, text in roles.items()}})
         return
     tok.save(folder)
     if name == "gemma2":  # its settings name another end of text than its chat uses
