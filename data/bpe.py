@@ -221,9 +221,9 @@ def read_own(path: Path) -> Tokenizer | None:
     """Read a .tiktoken file, or a tokenizer.json as this project writes it, which tiktoken runs; None: others wrote it,
     or something beside it says more."""
     if ranks := ranks_file(path):
-        from data import learn  # which wrote it
+        from data import byte_merges
 
-        return Tokenizer.from_ranks(learn.read_ranks(ranks))
+        return Tokenizer.from_ranks(byte_merges.read_ranks(regular_file(ranks)))
     file = path / "tokenizer.json" if path.is_dir() else path
     more = "chat_template.jinja", "added_tokens.json"
     if file.name != "tokenizer.json" or not file.is_file() or any(file.with_name(name).exists() for name in more):

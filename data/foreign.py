@@ -16,7 +16,7 @@ QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-MASKS = "<|mask|>", "<|mdm_mask|>", "<mask>", "<|MASK|>", "|<MASK>|"  # usual names, for files that do not say which
+MASKS = "<|mask|>", "<|mdm_mask|>", "<mask>", "<|MASK|>", "|<MASK>|", "<MASK>"  # for files that do not name theirs
 
 
 class Foreign(Tokenizer):

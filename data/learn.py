@@ -1,5 +1,5 @@
 """
-Learn byte-level BPE from texts (data/bpe.py runs it), and write and read what was learnt as a .tiktoken file.
+Learn byte-level BPE from texts (data/bpe.py runs it), and write what was learnt as a .tiktoken file.
 """
 
 import base64
@@ -9,9 +9,8 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterable
-from pathlib import Path
 
-from data.bpe import OWN_PATTERN, SPECIALS, Tokenizer, regular_file
+from data.bpe import OWN_PATTERN, SPECIALS, Tokenizer
 
 
 def tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -79,15 +78,3 @@ def ranks_text(ranks: dict[bytes, int]) -> str:
     """Write {token: rank} as the text of a .tiktoken file."""
     lines = (f"{base64.b64encode(token).decode()} {ranks[token]}\n" for token in sorted(ranks, key=ranks.__getitem__))
     return "".join(lines)
-
-
-def read_ranks(file: str | Path) -> dict[bytes, int]:
-    """Read {token: rank} from a .tiktoken file. (tiktoken's own reader may return an old copy.)"""
-    try:
-        lines = map(str.split, regular_file(Path(file)).read_text(encoding="utf-8").splitlines())
-        ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
-    except ValueError as e:
-        raise ValueError(f"{file} is not in tiktoken's format, base64 and a rank on each line: {e}") from e
-    if not {bytes([b]) for b in range(256)} <= ranks.keys():
-        raise ValueError(f"{file} lacks some of the 256 single bytes: there are texts that it cannot write")
-    return ranks

@@ -70,9 +70,9 @@ def name_of(folder):
 
 
 def mask_in_tokenizer(folder):
-    """Find the id of the mask token in tokenizer.json by a usual name; or None."""
-    added = bpe.read_json(Path(folder, "tokenizer.json")).get("added_tokens", [])
-    ids = {token["content"]: token["id"] for token in added}
+    """Find the id of the mask token in the files of a tokenizer by a usual name; or None."""
+    listed = bpe.read_json(f"{folder}/tokenizer.json").get("added_tokens", [])
+    ids = {token["content"]: token["id"] for token in listed} | bpe.read_json(f"{folder}/added_tokens.json")
     return next((ids[name] for name in foreign.MASKS if name in ids), None)
 
 
