@@ -66,7 +66,7 @@ def missing_fields(folder, family, theirs, open_as):
 def name_of(folder):
     """Return the name of a folder; for one in the cache of huggingface_hub, the name of its repository."""
     parts = Path(os.path.abspath(folder)).parts
-    return parts[-3] if parts[-2:-1] == ("snapshots",) else parts[-1]
+    return parts[-3] if "snapshots" in parts[-2:-1] else parts[-1]
 
 
 def mask_in_tokenizer(folder):
