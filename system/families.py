@@ -103,6 +103,7 @@ LLAMA_REQUIRES = {
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
+    "llama_4_scaling_beta": None,  # of queries, in Ministral 3
 }
 WITHOUT_BLOCKS = LLAMA_REQUIRES | dict.fromkeys(("block_size", "bd_size", "block_length", "dlm_paradigm"))
 SDAR_MOE_REQUIRES = LLAMA_REQUIRES | {"decoder_sparse_step": 1, "mlp_only_layers": []}

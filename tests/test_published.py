@@ -238,6 +238,7 @@ REFUSED = [
     ("LLaDA-8B", dict(architectures=["LLaDAMoEModelLM"]), "LLaDAMoEModelLM.* another network than LLaDAModelLM"),
     ("Dream-7B", dict(architectures=["DreamForCausalLM"]), "DreamForCausalLM.* another network than DreamModel, perh"),
     ("Qwen3-0.6B", dict(rope_scaling=dict(rope_type="yarn", factor=4.0)), "rope_scaling=.*yarn.* is not supported"),
+    ("Qwen3-0.6B", dict(rope_parameters=dict(llama_4_scaling_beta=0.1)), "llama_4_scaling_beta=0.1 is not supported"),
     ("Qwen3-0.6B", dict(model_type="qwen3_moe"), "'qwen3_moe': causal models with experts are gone .*known famil"),
     ("Qwen3-0.6B", dict(model_type="illada"), "'illada': iLLaDA is gone .*known families: llada, Dream, llama"),
     ("Qwen3-0.6B", dict(model_type="ministral3"), "'ministral3': this code does not compute such a network; known"),
