@@ -25,7 +25,7 @@ config = Config(
     # data: the paper takes the fifth of the questions on which other models' programs pass the fewest tests. Where the
     # fifth ends depends on the whole file; 0.5 approximates it. The paper also takes only questions on which the
     # programs differ, and repeats some as a signature to complete.
-    dataset="data/acecode",
+    dataset="data/acecode",  # made on first use, from huggingface.co
     difficulty=(0.5, 1.0),
     chat_template="chatml",
     max_prompt_len=200,
@@ -85,7 +85,6 @@ config = Config(
 
 downloads = {
     "init_from": "apple/DiffuCoder-7B-Instruct of huggingface.co, 15 GB",
-    "dataset": "TIGER-Lab/AceCode-87K of huggingface.co, saved as train.jsonl; of its inferences the pass_rate will do",
 }
 shape = dict(vocab_size=152064, n_layer=28, n_head=28, n_kv_head=4, d_model=3584, d_ff=18944, qkv_bias=True, shift=True,
              mask_id=151666, eos_id=151643, pad_id=151667)  # as in its config.json; Dream's is the same

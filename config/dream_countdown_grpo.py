@@ -24,7 +24,7 @@ config = Config(
     out_dir="out/dream_countdown_grpo",
     init_from="models/Dream-v0-Instruct-7B",
     # data
-    dataset="data/countdown_tasks",
+    dataset="data/countdown_tasks",  # made on first use, from huggingface.co
     difficulty=(3, 3),  # rows of three numbers
     chat_template="chatml",
     instruction=FORMAT,
@@ -78,7 +78,6 @@ config = Config(
 
 downloads = {
     "init_from": "Dream-org/Dream-v0-Instruct-7B of huggingface.co, 15 GB",
-    "dataset": "Jiayi-Pan/Countdown-Tasks-3to4 of huggingface.co, saved as train.jsonl",
 }
 tiny = diffucoder_grpo.tiny | {  # what --model=tiny changes
     "init_from": "data/tiny/dream",

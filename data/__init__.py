@@ -12,9 +12,9 @@ own folder or file:
     .parquet    rows, read by pyarrow               .csv, .tsv    a table whose first line names the columns
     ORG/NAME    a data set of huggingface.co, or a part of one, ORG/NAME/PART, downloaded by huggingface_hub
 
-Rows of GSM8K, MATH, NuminaMath, HumanEval, MBPP, AceCode, Countdown-Tasks, Alpaca, Dolly and ShareGPT are recognised
-by their columns (known.py). A prompt can be a list of chat messages, and so can the texts of preference rows {"prompt",
-"chosen", "rejected"}. Score rows {"prompt", "completion", "score"} stay as they are.
+Rows of GSM8K, of chats ("messages") and of documents ("text") are recognised by their columns (known.py); the keys
+prompt_key, completion_key, ... name the columns of other data sets. A prompt can be a list of chat messages. Preference
+rows {"prompt", "chosen", "rejected"} and score rows {"prompt", "completion", "score"} stay as they are.
 """
 
 import collections
@@ -275,7 +275,6 @@ def plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-OTHERS_WITH_PROMPTS = {"canonical_solution", "test_list", "upstream_answer"}  # columns of formats that have a prompt
 COUNTDOWN = re.compile(r"(\d+(?:,\d+)+)=(\d+):?")
 
 
@@ -288,20 +287,15 @@ def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
             raise ValueError(f"{ours}_key={theirs!r}: no such column; found {', '.join(row) or 'none'}")
     row = {name: value for name, value in row.items() if value is not None}
     row |= {ours: row[theirs] for ours, theirs in (names or {}).items() if theirs in row}
-    if is_unlike_ours(row):
-        from data import known  # a data set of ours needs none of it
-
-        row = {name: known.with_plain_turns(value) for name, value in row.items()}
     if is_number(row.get("answer")):
         row["answer"] = str(row["answer"])
-    if list in (type(row.get("chosen")), type(row.get("rejected"))):
-        row = known.from_preference_chat(row)
     if "prompt" in row and "response" in row and "completion" not in row:
         row["completion"] = row.pop("response")
-    if "prompt" not in row or not OTHERS_WITH_PROMPTS.isdisjoint(row):
-        row = known.from_format(row)
-    if isinstance(row.get("prompt"), list):
-        row = known.from_chat(row)
+    if not is_text(row.get("prompt")):
+        from data import known  # a data set of ours needs none of it
+
+        row = row if "prompt" in row else known.from_format(row)
+        row = known.from_chat(row) if isinstance(row["prompt"], list) else row
     countdown = COUNTDOWN.fullmatch(str(row.get("prompt")).strip())
     if countdown and "numbers" not in row:
         row |= {"numbers": [*map(int, countdown[1].split(","))], "target": int(countdown[2])}
@@ -315,15 +309,6 @@ def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
             if not is_valid(value):
                 raise ValueError(f"{column} should be {expected}, found {quote(value)}")
     return row
-
-
-def is_unlike_ours(row):
-    """True if a row has no prompt, a chat, or columns of a well-known data set, so that known.py has to read it."""
-    lists = {name: value for name, value in row.items() if isinstance(value, list)}
-    has_chat = not lists.keys().isdisjoint(("prompt", "chosen", "rejected")) or any(
-        isinstance(turn, dict) for value in lists.values() for turn in value
-    )
-    return has_chat or "prompt" not in row or not OTHERS_WITH_PROMPTS.isdisjoint(row)
 
 
 def is_text(value):

@@ -8,6 +8,7 @@ runs them. Those of other people are in foreign.py, which loads when a folder ha
 
 import builtins
 import contextlib
+import functools
 import importlib
 import json
 import operator
@@ -64,11 +65,11 @@ class Tokenizer:
         self.vocab_size = max(*vocab.values(), *specials.values()) + 1
         self._bytes = {i: token for token, i in vocab.items()} | {i: text.encode() for text, i in specials.items()}
         self._hidden = {i for text, i in specials.items() if text not in self.visible}
-        self.start_engine()
 
-    def start_engine(self) -> None:
-        """Make what encodes ordinary text."""
-        self._tiktoken = tiktoken.Encoding(
+    @functools.cached_property
+    def _tiktoken(self):
+        """Make what encodes text with our own BPE."""
+        return tiktoken.Encoding(
             "unmask", pat_str=OWN_PATTERN, mergeable_ranks=self.vocab, special_tokens=self.specials
         )
 
@@ -81,10 +82,6 @@ class Tokenizer:
         allowed = set(self.specials) if specials else set(self.visible)
         if not mask:
             allowed.discard(self.roles["mask"])
-        return self.encode_with(text, allowed)
-
-    def encode_with(self, text: str, allowed: set[str]) -> list[int]:
-        """Turn text into ids; the added tokens in `allowed` are read as one id each."""
         text = unicodedata.normalize("NFC", text)
         return self._tiktoken.encode(text, allowed_special=allowed, disallowed_special=())
 
@@ -190,25 +187,17 @@ def to_bytes(text: str) -> bytes:
     return bytes(BYTE[c] for c in text) if all(c in BYTE for c in text) else text.encode()
 
 
-def is_byte_level(spec):
-    """True if the tokens of this tokenizer.json are bytes, written as in GPT-2's files."""
-    return (spec["decoder"] or {}).get("type") == "ByteLevel"
-
-
 def byte_level_spec(
     vocab: dict[bytes, int],
     merges: list[tuple[bytes, bytes]],
     added: list[dict[str, Any]],
-    pattern: str | None,
+    pattern: str,
     nfc: bool,
 ) -> dict[str, Any]:
-    """Make the content of a tokenizer.json for byte-level BPE.
-
-    pattern: the regular expression that cuts texts; None: GPT-2's, which the package knows
-    """
+    """Make the content of a tokenizer.json for byte-level BPE. pattern: the regular expression that cuts texts."""
     texts = {to_text(token): i for token, i in vocab.items()} | {token["content"]: token["id"] for token in added}
     cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pattern is None}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     switches = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
                 "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}  # fmt: skip
     model = {"type": "BPE"} | switches | {
@@ -221,7 +210,7 @@ def byte_level_spec(
         "padding": None,
         "added_tokens": sorted(added, key=operator.itemgetter("id")),
         "normalizer": {"type": "NFC"} if nfc else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*([cut] if pattern else []), byte_level]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [cut, byte_level]},
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": model,
@@ -229,8 +218,12 @@ def byte_level_spec(
 
 
 def read_own(path: Path) -> Tokenizer | None:
-    """Read a tokenizer.json as this project writes it, which tiktoken runs; None: others wrote it, or something beside
-    it says more."""
+    """Read a .tiktoken file, or a tokenizer.json as this project writes it, which tiktoken runs; None: others wrote it,
+    or something beside it says more."""
+    if ranks := ranks_file(path):
+        from data import byte_merges
+
+        return Tokenizer.from_ranks(byte_merges.read_ranks(regular_file(ranks)))
     file = path / "tokenizer.json" if path.is_dir() else path
     more = "chat_template.jinja", "added_tokens.json"
     if file.name != "tokenizer.json" or not file.is_file() or any(file.with_name(name).exists() for name in more):
@@ -251,6 +244,14 @@ def read_own(path: Path) -> Tokenizer | None:
         )
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
         return None
+
+
+def ranks_file(path):
+    """Find the .tiktoken file that a path is, or that a folder has; None if it has the files of another tokenizer."""
+    if not path.is_dir():
+        return path if path.suffix == ".tiktoken" else None
+    others = any((path / name).exists() for name in ("tokenizer.json", "vocab.json"))
+    return None if others else next(iter(sorted(path.glob("*.tiktoken"))), None)
 
 
 def own(spec: dict[str, Any], specials: dict[str, int], **parts: Any) -> Tokenizer | None:

@@ -1,8 +1,10 @@
 """
 What a tokenizer.json says of a tokenizer that has more than single bytes: its merges, and the special tokens that it
-writes before every text.
+writes before every text; and the ranks in a .tiktoken file.
 """
+import base64
 import itertools
+from pathlib import Path
 from typing import Any
 
 
@@ -44,3 +46,15 @@ def bos_processor(bos: tuple[str, ...], ids: list[int]) -> dict[str, Any] | None
         "pair": [*first, a, *first, b],
         "special_tokens": tokens,
     }
+
+
+def read_ranks(file: Path) -> dict[bytes, int]:
+    """Read {token: rank} from a .tiktoken file. (tiktoken's own reader may return an old copy.)"""
+    try:
+        lines = map(str.split, file.read_text(encoding="utf-8").splitlines())
+        ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+    except ValueError as e:
+        raise ValueError(f"{file} is not in tiktoken's format, base64 and a rank on each line: {e}") from e
+    if not {bytes([b]) for b in range(256)} <= ranks.keys():
+        raise ValueError(f"{file} lacks some of the 256 single bytes: there are texts that it cannot write")
+    return ranks

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data import Row, learn, read_rows
+from data import Row, learn, local_copy, read_rows, readers
 from data.bpe import write_whole
 
 
@@ -36,3 +36,9 @@ def package_folder(name: str) -> Path:
 def packaged(name: str, file: str) -> list[Row]:
     """Read the rows of a file in a Python package."""
     return read_rows(package_folder(name) / file)
+
+
+def downloaded(name: str) -> list[Row]:
+    """Download a data set of huggingface.co -> the rows of its Parquet files, as they are."""
+    files = sorted(Path(local_copy(name, "dataset")).rglob("*.parquet"))
+    return [row for file in files for row in readers.read_parquet(file, file.read_bytes())]

@@ -34,13 +34,13 @@ GEMMA_TENSORS = LLAMA_TENSORS | {
     "mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
     "mlp_out_norm": "model.layers.{}.post_feedforward_layernorm",
 }
-QWEN3_MOE_TENSORS = LLAMA_TENSORS | {  # {e} is the expert
+SDAR_MOE_TENSORS = LLAMA_TENSORS | {  # {e} is the expert
     "router": "model.layers.{}.mlp.gate",
     "expert_gate": "model.layers.{}.mlp.experts.{e}.gate_proj",
     "expert_up": "model.layers.{}.mlp.experts.{e}.up_proj",
     "expert_down": "model.layers.{}.mlp.experts.{e}.down_proj",
 }
-LLADA2_TENSORS = QWEN3_MOE_TENSORS | {
+LLADA2_TENSORS = SDAR_MOE_TENSORS | {
     "embed": "model.word_embeddings",
     "q": "model.layers.{}.attention.query_key_value",
     "k": "model.layers.{}.attention.query_key_value",
@@ -71,13 +71,12 @@ LLAMA_KEYS = TOKEN_KEYS | {
     "rope_scaling": "rope_scaling",
 }
 BLOCK_KEYS = LLAMA_KEYS | {"block_causal": "block_size"}
-QWEN3_MOE_KEYS = LLAMA_KEYS | {
+SDAR_MOE_KEYS = BLOCK_KEYS | {
     "n_experts": "num_experts",
     "experts_per_token": "num_experts_per_tok",
     "d_expert": "moe_intermediate_size",
     "norm_routing": "norm_topk_prob",
 }
-SDAR_MOE_KEYS = QWEN3_MOE_KEYS | {"block_causal": "block_size"}
 LLADA2_KEYS = SDAR_MOE_KEYS | {
     "rotary_share": "partial_rotary_factor",
     "routing_scale": "routed_scaling_factor",
@@ -96,16 +95,17 @@ GEMMA_KEYS = LLAMA_KEYS | {
 # The values that config.json has to give these keys, if it has them, for our model to be that network.
 LLAMA_REQUIRES = {
     "hidden_act": "silu",
-    "rope_type": "default",
     "attention_bias": False,
     "mlp_bias": False,
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+    "llama_4_scaling_beta": None,  # of queries, in Ministral 3
 }
-QWEN3_MOE_REQUIRES = LLAMA_REQUIRES | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+WITHOUT_BLOCKS = LLAMA_REQUIRES | dict.fromkeys(("block_size", "bd_size", "block_length", "dlm_paradigm"))
+SDAR_MOE_REQUIRES = LLAMA_REQUIRES | {"decoder_sparse_step": 1, "mlp_only_layers": []}
 LLADA2_REQUIRES = {
     "hidden_act": "silu",
-    "rope_type": "default",
     "use_sliding_window": False,
     "use_bias": False,
     "use_qkv_bias": False,
@@ -114,14 +114,16 @@ LLADA2_REQUIRES = {
     "score_function": "sigmoid",
     "moe_router_enable_expert_bias": True,
     "norm_topk_prob": True,
+    "quantization_config": None,
 }
-GEMMA_REQUIRES = LLAMA_REQUIRES | {
+GEMMA_REQUIRES = WITHOUT_BLOCKS | {
     "hidden_act": "gelu_pytorch_tanh",
     "hidden_activation": "gelu_pytorch_tanh",
     "use_bidirectional_attention": False,
 }
 
-llama_like = functools.partial(Family, tensors=LLAMA_TENSORS, keys=LLAMA_KEYS, requires=LLAMA_REQUIRES)
+llama_like = functools.partial(Family, tensors=LLAMA_TENSORS, keys=LLAMA_KEYS, requires=WITHOUT_BLOCKS)
+block_like = functools.partial(Family, tensors=LLAMA_TENSORS, keys=BLOCK_KEYS, requires=LLAMA_REQUIRES)
 CAUSAL = {"causal": True, "shift": True}
 DLLM = "github.com/ZHZisZZ/dllm"
 FAMILIES |= {
@@ -139,37 +141,27 @@ FAMILIES |= {
         GEMMA_REQUIRES,
     ),
     # A block model's config.json need not give the block length: it is in the folder's name, or the usual one.
-    "sdar": llama_like(  # and TraDo
+    "sdar": block_like(  # and TraDo
         "SDARForCausalLM",
         {"block_causal": 4, "qk_norm": True},
-        keys=BLOCK_KEYS,
         code="huggingface.co/JetLM/SDAR-1.7B-Chat",
     ),
-    "Fast_dLLM_Qwen": llama_like(
+    "Fast_dLLM_Qwen": block_like(  # as config/smollm2_block.py makes one, too
         "Fast_dLLM_QwenForCausalLM",
         {"block_causal": 32, "shift": True, "qkv_bias": True},
         keys=LLAMA_KEYS | {"block_causal": "bd_size"},
         code="huggingface.co/Efficient-Large-Model/Fast_dLLM_v2_7B",
     ),
-    # dllm's: with blocks or without
-    "a2d-qwen3": llama_like("A2DQwen3LMHeadModel", {"qk_norm": True}, keys=BLOCK_KEYS, code=DLLM),
-    "a2d-qwen2": llama_like("A2DQwen2LMHeadModel", {"qkv_bias": True}, keys=BLOCK_KEYS, code=DLLM),
-    "a2d-llama": llama_like("A2DLlamaLMHeadModel", {}, keys=BLOCK_KEYS, code=DLLM),
-    "illada": llama_like(
-        "ILLaDAForCausalLM",
-        {"mask_id": 5},
-        requires=LLAMA_REQUIRES | {"layer_norm_eps": None},
-        code="huggingface.co/GSAI-ML/iLLaDA-8B-Instruct",
-    ),
-    "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM", CAUSAL | {"qk_norm": True}, QWEN3_MOE_TENSORS, QWEN3_MOE_KEYS, QWEN3_MOE_REQUIRES,
-    ),
+    # dllm's Tiny-A2D, and our own models with blocks: with blocks or without
+    "a2d-qwen3": block_like("A2DQwen3LMHeadModel", {"qk_norm": True}, code=DLLM),
+    "a2d-qwen2": block_like("A2DQwen2LMHeadModel", {"qkv_bias": True}, code=DLLM),
+    "a2d-llama": block_like("A2DLlamaLMHeadModel", {}, code=DLLM),
     "sdar_moe": Family(
         "SDARMoeForCausalLM",
         {"block_causal": 4, "qk_norm": True},
-        QWEN3_MOE_TENSORS,
+        SDAR_MOE_TENSORS,
         SDAR_MOE_KEYS,
-        QWEN3_MOE_REQUIRES,
+        SDAR_MOE_REQUIRES,
         "huggingface.co/JetLM/SDAR-30B-A3B-Chat",
     ),
     "llada2_moe": Family(
@@ -189,6 +181,8 @@ GONE = {
     "commit 6adddab opens them (docs/tried.md)",
     "unmask_uniform": "models that read random tokens in place of masks are gone from here; commit 6adddab opens them "
     "(docs/tried.md)",
+    "illada": "iLLaDA is gone from here; commit 6adddab opens it (docs/tried.md)",
+    "qwen3_moe": "causal models with experts are gone from here; commit 6adddab opens them (docs/tried.md)",
 }
 
 

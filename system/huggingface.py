@@ -70,6 +70,7 @@ LLADA_REQUIRES = {
     "attention_layer_norm": False,
     "input_emb_norm": False,
     "scale_logits": False,
+    "quantization_config": None,
 }
 
 
@@ -90,8 +91,7 @@ FAMILIES = {  # by the model_type in config.json
     ),
 }
 # Keys of config.json that no folder of this family has: another program wrote it, or it is another network.
-UNUSUAL = {"quantization_config", "rope_scaling", "rope_parameters", "layer_types", "block_size", "bd_size",
-           "block_length"}  # fmt: skip
+UNUSUAL = {"rope_scaling", "rope_parameters", "layer_types"}
 ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids", "use")  # fields that do not tell families apart
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtypes of tensors in a file that can be read
 NEEDED = (  # fields that a config.json must give, if the family has them
@@ -226,7 +226,6 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
         from system import foreign  # which knows how others say it
 
         theirs["rope_scaling"] = foreign.written_rope(cfg.rope_scaling)
-        del theirs["rope_type"]
     params = jax.tree.map(functools.partial(as_stored, dtype), params)
     tensors = [to_store(params, name, parts) for name, parts in by_name(tensor_places(cfg, n_out))]
     return {"config.json": theirs} | disk.split_into_files("model", tensors)
@@ -273,8 +272,8 @@ def read_kind(folder: str, open_as: str | None = None) -> str:
         plug_families()
     if not isinstance(kind, str) or kind not in FAMILIES:
         asked = f"open_as={open_as!r}" if open_as else f"{path}: model_type is {kind!r}"
-        known = f"known families: {', '.join(FAMILIES)}"
-        raise ValueError(f"{asked}; {plug_families().GONE.get(str(kind), known)}")
+        gone = plug_families().GONE.get(str(kind), "this code does not compute such a network")
+        raise ValueError(f"{asked}: {gone}; known families: {', '.join(FAMILIES)}")
     return kind
 
 
@@ -340,14 +339,8 @@ def check_requirements(path, theirs, requires):
 
 def fit_tokenizer(folder: str, cfg: model.ModelConfig, tok: Tokenizer) -> model.ModelConfig:
     """Add the end of text of a folder's tokenizer to its ModelConfig. A causal model and one whose config.json names no
-    end fill up with it. Raise ValueError if the tokenizer of a denoiser has another mask than config.json.
-
-    A causal model may have a tokenizer with a mask, as Gemma does: this is only said."""
-    if cfg.causal:
-        from system import foreign
-
-        foreign.say_mask(folder)
-    elif tok.mask_id != cfg.mask_id:
+    end fill up with it. Raise ValueError if the tokenizer of a denoiser has another mask than config.json."""
+    if not cfg.causal and tok.mask_id != cfg.mask_id:
         raise ValueError(
             f"{folder}: config.json says that the mask is id {cfg.mask_id}, and the tokenizer that "
             f"it is id {tok.mask_id}: one of the files belongs to another model"

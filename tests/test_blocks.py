@@ -316,7 +316,6 @@ def test_what_the_config_does_not_say_is_in_the_name_and_the_tokenizer(name, b, 
     disk.write_json(tmp_path / name / "config.json", theirs)
     assert huggingface.read_config(tmp_path / name).mask_id is None
     disk.write_json(tmp_path / name / "added_tokens.json", {"<MASK>": 308, "<|im_end|>": 306})
-    disk.write_json(tmp_path / name / "tokenizer_config.json", {"mask_token": {"content": "<|MASK|>"}})
     cfg = huggingface.read_config(tmp_path / name)
     assert (cfg.block_causal, cfg.mask_id) == (b, 308)
 

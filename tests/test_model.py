@@ -572,12 +572,12 @@ def copy_fixture(tmp_path, **changes):
     (dict(mask_token_id=None), "no mask_token_id: a model of the family llada fills masks"),
     (dict(mask_token_id=10**6), "config.json: mask_id=1000000 is outside the vocabulary"),
     (dict(mask_token_id=305), "config.json: mask_id=305, eos_id=305, .* a mask must look like none"),
-    (dict(model_type=["llada"]), r"model_type is \['llada'\]; known families"),
+    (dict(model_type=["llada"]), r"model_type is \['llada'\]: this code does not compute such a network; known"),
     (dict(model_type={}), "model_type is {}"),
     (dict(model_type=None), "model_type is None"), (dict(n_layers=10**9), "n_layers=1000000000: no model has more"),
     (dict(eos_token_id=["a"]), "eos_id='a': expected"), (dict(eos_token_id={}), "eos_id={}: expected"),
-    (dict(rope_scaling=[8.0]), r"rope_scaling=\[8.0\]: expected an object"),
-    (dict(rope_parameters="no"), "rope_parameters='no'"),
+    (dict(rope_scaling=[8.0]), r"rope_scaling=\[8.0\] is not supported"),
+    (dict(rope_parameters="no"), "rope_scaling=no is not supported"),
     (dict(n_heads=0), "n_head=0 must be at least 1"), (dict(d_model=10**12), "has the shape"),
     (dict(embedding_size=10**12), "has the shape"), (dict(n_layers="3"), "n_layer='3': expected a whole number"),
     (dict(mask_token_id=[1]), r"mask_id=\[1\]: expected"), (dict(layer_types={"a": 1}), "layer_types=")])
@@ -593,13 +593,13 @@ def test_a_wrong_or_hostile_config_is_one_sentence_and_soon(change, named, tmp_p
     (dict(rope_scaling={"type": "linear", "factor": 8.0}), "rope_scaling=.*linear"),
     (dict(rope_parameters={"rope_type": "yarn"}), "rope_scaling={'rope_type': 'yarn'} is not supported"),
     (dict(layer_types=["sliding_attention"] * 2), "layer_types="), (dict(attention_bias=True), "attention_bias=True"),
-    (dict(architectures=["EfficientDLM"]), r"a causal family, but architectures=\['EfficientDLM'\]: .* left to right"),
-    (dict(architectures="A2DLlamaLMHeadModel"), "both sides.* denoisers .* are llada, Dream, sdar, Fast_dLLM_Qwen"),
-    (dict(dlm_paradigm="bidirectional"), "dlm_paradigm='bidirectional'"), (dict(is_causal=False), "is_causal=False"),
+    (dict(architectures=["EfficientDLM"]), r"architectures=\['EfficientDLM'\], .* another network than LlamaFor"),
+    (dict(architectures="A2DLlamaLMHeadModel"), "perhaps a denoiser .*--open_as=NAME opens it as one of llada, "),
+    (dict(dlm_paradigm="bidirectional"), "dlm_paradigm='bidirectional' is not supported"),
     (dict(architectures=None, mask_token_id=30), "mask_token_id=30"),  # of a class without a name
     (dict(auto_map={"AutoModel": "modeling.Model"}, mask_token_id=30), "mask_token_id=30"),  # which brings its own code
-    (dict(architectures=["LLaMAForCausalLM"]), None), (dict(architectures=["LlamaForSequenceClassification"]), None),
-    (dict(is_causal=True), None), (dict(mask_token_id=30), None),  # as a causal model of ours has it
+    (dict(architectures=["LlamaForSequenceClassification"]), None),
+    (dict(mask_token_id=30), None),  # as a causal model of ours has it
     (dict(architectures=None, mask_token_id=None), None),
     (dict(auto_map={"AutoModel": "m.Model"}, mask_token_id=None), None)])
 def test_a_llama_opens_under_any_of_its_names_but_not_if_it_computes_something_else(change, named, tmp_path):

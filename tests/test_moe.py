@@ -1,4 +1,4 @@
-"""Mixtures of experts: LLaDA2's own outputs, transformers' Qwen3-MoE, all experts for all tokens, and runs."""
+"""Mixtures of experts: LLaDA2's own outputs, Qwen3-MoE in blocks, all experts for all tokens, and runs."""
 import dataclasses
 import functools
 import math
@@ -21,7 +21,6 @@ import model
 import sample
 import train
 from system import adapters, checkpoint, cost, disk, families, huggingface, memory, placement, runs, sections, sharding
-from system.adapt import adapt
 from system.start import prepare
 from tools import complete, plan
 from variants import lora, moe
@@ -41,10 +40,9 @@ def changed(cfg, **values):
     return dataclasses.replace(cfg, **own, use=sections.with_values(cfg.use, values, "Shape"))
 
 
-QWEN3 = changed(SMALL, causal=True, shift=True, d_head=16, norm_routing=True, mask_id=40)
 SDAR = changed(SMALL, block_causal=4, d_head=16, norm_routing=True)
 OURS = changed(SMALL, block_causal=32, d_head=16, n_layer=3, rotary_share=0.5, **SIGMOID)
-KINDS = {"qwen3_moe": QWEN3, "sdar_moe": SDAR, "llada2_moe": OURS}
+KINDS = {"sdar_moe": SDAR, "llada2_moe": OURS}
 TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 37)
 
 
@@ -100,7 +98,7 @@ def value_and_gradient(f, h, w, cfg):
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize("name, B, S", [("llada2_moe", 2, 9), *(pytest.param(*x, marks=SLOW) for x in (
-    ("qwen3_moe", 2, 9), ("qwen3_moe", 1, 1), ("llada2_moe", 1, 2), ("sdar_moe", 5, 31)))])  # fmt: skip
+    ("sdar_moe", 2, 9), ("sdar_moe", 1, 1), ("llada2_moe", 1, 2), ("sdar_moe", 5, 31)))])  # fmt: skip
 def test_tokens_go_through_their_experts_only_and_their_sum_has_the_same_gradient(platform, name, B, S, monkeypatch):
     """On a TPU by ragged_dot, which runs here, too; elsewhere in tiles."""
     cfg = KINDS[name]
@@ -190,17 +188,13 @@ def test_loss_and_gradients_equal_those_of_llada2s_own_code():
         close(as_stored(gradient, name, cfg), e[f"gradient {name}"], 5e-6)
 
 
-def test_what_a_config_does_not_say_is_elsewhere_or_usual(saved, tmp_path):
+def test_what_a_config_does_not_say_is_elsewhere_or_usual(tmp_path):
     theirs = disk.read_json(f"{LLADA2}/config.json") | {"vocab_size": 157184}
     del theirs["mask_token_id"]
     disk.write_json(tmp_path / "config.json", theirs)
     assert huggingface.read_config(tmp_path).mask_id == 156895
-    disk.write_json(tmp_path / "added_tokens.json", {"<|mask|>": 156890})
+    disk.write_json(tmp_path / "tokenizer.json", {"added_tokens": [{"content": "<|mask|>", "id": 156890}]})
     assert huggingface.read_config(tmp_path).mask_id == 156890
-    file = saved("qwen3_moe") / "config.json"  # of transformers 5
-    theirs = disk.read_json(file)
-    disk.write_json(file, theirs | {"num_local_experts": theirs.pop("num_experts")})
-    assert huggingface.read_config(file.parent).n_experts == 8
 
 
 @pytest.fixture(scope="module")
@@ -222,47 +216,39 @@ def qwen3(tmp_path_factory):
 
 
 @SLOW
-def test_a_qwen3_moe_that_transformers_wrote_has_its_logits_and_gradients_here(qwen3, tmp_path):
+@pytest.mark.parametrize("name, b", [("SDAR-30B-A3B", 4), ("SDAR-30B-A3B-Chat-b8", 8)])
+def test_sdar_moe_is_qwen3_moe_whose_tokens_see_their_block(name, b, qwen3, tmp_path):
+    """With its tensors, logits and gradients."""
     import torch
     theirs, folder = qwen3
-    params, cfg = checkpoint.load(folder)
-    assert (cfg.causal, cfg.n_experts, cfg.experts_per_token, cfg.norm_routing) == (True, 8, 3, True)
-    huggingface.save(tmp_path, params, cfg)
-    ours, stored = (disk.open_tensors(f"{place}/model.safetensors") for place in (tmp_path, folder))
-    assert ours.keys() == stored.keys()  # so that ours open in transformers
-    for name in ours:
-        np.testing.assert_array_equal(ours[name].get_tensor(name), stored[name].get_tensor(name))
-    raw = theirs(torch.tensor(np.asarray(TOKENS))).logits
-    close(model.logits(params, TOKENS, cfg)[:, 1:], raw[:, :-1].detach())
+    said = disk.read_json(folder / "config.json")
+    said |= {"model_type": "sdar_moe", "architectures": ["SDARMoeForCausalLM"],
+             "num_experts": said.get("num_experts") or said["num_local_experts"]}  # fmt: skip
+    (tmp_path / name).mkdir()
+    shutil.copy(folder / "model.safetensors", tmp_path / name)
+    disk.write_json(tmp_path / name / "config.json", said)
+    disk.write_json(tmp_path / name / "tokenizer.json", {"added_tokens": [{"content": "<|MASK|>", "id": 39}]})
+    params, cfg = checkpoint.load(tmp_path / name)
+    assert (cfg.block_causal, cfg.mask_id, cfg.shift, cfg.causal) == (b, 39, False, False)
+    assert (cfg.n_experts, cfg.experts_per_token, cfg.norm_routing) == (8, 3, True)
+    huggingface.save(tmp_path / "again", params, cfg)
+    ours, stored = (disk.open_tensors(f"{place}/model.safetensors") for place in (tmp_path / "again", folder))
+    assert ours.keys() == stored.keys()  # so that ours open in their code
+    for tensor in ours:
+        np.testing.assert_array_equal(ours[tensor].get_tensor(tensor), stored[tensor].get_tensor(tensor))
+    block = torch.arange(12) // b
+    seen = (block[None] <= block[:, None])[None, None].expand(3, 1, 12, 12)
     theirs.zero_grad()
-    torch.sin(raw[:, :-1]).mean().backward()
-    gradient = jax.grad(lambda params: jnp.sin(model.logits(params, TOKENS, cfg)[:, 1:]).mean())(params)["blocks"]
+    raw = theirs(torch.tensor(np.asarray(TOKENS)), attention_mask=torch.where(seen, 0.0, -1e30)).logits
+    close(np.delete(model.logits(params, TOKENS, cfg), 39, -1), np.delete(raw.detach(), 39, -1))
+    torch.sin(raw[..., :39]).mean().backward()
+    gradient = jax.grad(lambda params: jnp.sin(model.logits(params, TOKENS, cfg)[..., :39]).mean())(params)["blocks"]
     mlp = theirs.model.layers[1].mlp
     assert float(abs(mlp.gate.weight.grad).max()) > 1e-4
     close(gradient["router"][1].T, mlp.gate.weight.grad, 1e-6)
     close(gradient["expert_down"][1].swapaxes(1, 2), mlp.experts.down_proj.grad, 1e-6)
     gate_up = np.concatenate([gradient["expert_gate"][1], gradient["expert_up"][1]], -1)
     close(gate_up.swapaxes(1, 2), mlp.experts.gate_up_proj.grad, 1e-6)
-
-
-@SLOW
-@pytest.mark.parametrize("name, b", [("SDAR-30B-A3B", 4), ("SDAR-30B-A3B-Chat-b8", 8)])
-def test_sdar_moe_is_qwen3_moe_whose_tokens_see_their_block(name, b, qwen3, tmp_path):
-    import torch
-    theirs, folder = qwen3
-    sdar = {"model_type": "sdar_moe", "architectures": ["SDARMoeForCausalLM"]}
-    (tmp_path / name).mkdir()
-    shutil.copy(folder / "model.safetensors", tmp_path / name)
-    disk.write_json(tmp_path / name / "config.json", disk.read_json(folder / "config.json") | sdar)
-    disk.write_json(tmp_path / name / "added_tokens.json", {"<|MASK|>": 39})
-    params, cfg = checkpoint.load(tmp_path / name)
-    assert (cfg.block_causal, cfg.mask_id, cfg.shift, cfg.causal) == (b, 39, False, False)
-    block = torch.arange(12) // b
-    seen = (block[None] <= block[:, None])[None, None].expand(3, 1, 12, 12)
-    mask = torch.where(seen, 0.0, -1e30)
-    with torch.no_grad():
-        raw = theirs(torch.tensor(np.asarray(TOKENS)), attention_mask=mask).logits
-    close(np.delete(model.logits(params, TOKENS, cfg), 39, -1), np.delete(raw, 39, -1))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -280,12 +266,12 @@ def test_save_and_load_are_inverse(name, n_out, tmp_path):
 
 
 @pytest.mark.parametrize("name, change, named", [
-    ("qwen3_moe", dict(num_experts=None), "missing num_experts"),
-    ("qwen3_moe", dict(num_experts=9), r"missing tensors: model.layers.0.mlp.experts.8"),
-    ("qwen3_moe", dict(num_experts=7), r"unknown tensors: model.layers.0.mlp.experts.7"),
-    ("qwen3_moe", dict(moe_intermediate_size=23), r"gate_proj.weight has the shape \(24, 32\), but .* \(23, 32\)"),
-    ("qwen3_moe", dict(decoder_sparse_step=2), "decoder_sparse_step=2"),
-    ("qwen3_moe", dict(mlp_only_layers=[0]), r"mlp_only_layers=\[0\]"),
+    ("sdar_moe", dict(num_experts=None), "missing num_experts"),
+    ("sdar_moe", dict(num_experts=9), r"missing tensors: model.layers.0.mlp.experts.8"),
+    ("sdar_moe", dict(num_experts=7), r"unknown tensors: model.layers.0.mlp.experts.7"),
+    ("sdar_moe", dict(moe_intermediate_size=23), r"gate_proj.weight has the shape \(24, 32\), but .* \(23, 32\)"),
+    ("sdar_moe", dict(decoder_sparse_step=2), "decoder_sparse_step=2"),
+    ("sdar_moe", dict(mlp_only_layers=[0]), r"mlp_only_layers=\[0\]"),
     ("sdar_moe", dict(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor=0.5"),
     ("llada2_moe", dict(num_attention_heads=2), r"query_key_value.weight has the shape \(128, 32\)"),
     ("llada2_moe", dict(score_function="softmax"), "score_function='softmax'"),
@@ -334,14 +320,13 @@ def test_experts_are_asked_for_at_the_terminal_by_the_name_of_their_file():
     assert config.load(["config/text.py", "--n_experts=4"]).model.use == (moe.Shape(n_experts=4),)
 
 
-def test_a_causal_mixture_becomes_a_block_model_and_one_that_no_family_has_is_named(tmp_path):
-    params, new = adapt(start(QWEN3), QWEN3, 40, model.ModelConfig(block_causal=4))
-    assert huggingface.family_of(new) == "sdar_moe" and np.isfinite(logits_of(params, TOKENS, new)).all()
+@pytest.mark.parametrize("changes", [dict(n_shared=1), dict(block_causal=None, causal=True, shift=True)], ids=str)
+def test_a_mixture_that_no_family_has_is_named(changes, tmp_path):
     with pytest.raises(ValueError, match="no Hugging Face family .*n_experts=8"):
-        huggingface.save(tmp_path, params, changed(SDAR, n_shared=1))
+        huggingface.save(tmp_path, start(SDAR), changed(SDAR, **changes))
 
 
-@pytest.mark.parametrize("name, targets", [("qwen3_moe", ("q", "v")), pytest.param("llada2_moe", ("o",), marks=SLOW)])
+@pytest.mark.parametrize("name, targets", [("sdar_moe", ("q", "v")), pytest.param("llada2_moe", ("o",), marks=SLOW)])
 def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, targets, saved, tmp_path):
     cfg, folder = KINDS[name], saved(name)
     new = lora.adapters(KEY, cfg, targets, 2)
@@ -354,7 +339,7 @@ def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, targets
     assert float(abs(want - base).max()) > 1e-3
 
 
-@pytest.mark.parametrize("name, targets, known", [("qwen3_moe", ("q", "gate"), "q, k, v, o"),
+@pytest.mark.parametrize("name, targets, known", [("sdar_moe", ("q", "gate"), "q, k, v, o"),
                                                   ("llada2_moe", ("q", "o"), "o")])  # fmt: skip
 def test_adapters_on_experts_or_on_a_part_of_a_tensor_are_refused_before_the_weights_are_read(
         name, targets, known, saved, monkeypatch):
@@ -414,7 +399,7 @@ def measure(name, rows):
 
 @SLOW
 @pytest.mark.parametrize("n, sizes, name, rows", [
-    (4, "1,2,2", "llada2_moe", 4), (2, "1,1,2", "llada2_moe", 3), (4, "2,1,2", "qwen3_moe", 3),
+    (4, "1,2,2", "llada2_moe", 4), (2, "1,1,2", "llada2_moe", 3), (4, "2,1,2", "sdar_moe", 3),
     (5, "1,1,5", "sdar_moe", 2)])  # fmt: skip
 def test_a_mesh_gives_the_logits_and_gradients_of_one_device(n, sizes, name, rows, tmp_path):
     """Also with rows that devices cannot share evenly, and with widths of experts that they cannot: 24 on 5."""

@@ -95,8 +95,6 @@ def check_model(one):
     of_variants = {name: value for section in cfg.use for name, value in vars(section).items() if name not in SWITCHES}
     for name, value in (of_variants | differing(cfg, SWITCHES | {"use"})).items():
         raise ValueError(f"{folder} has {name}={value}, which the page's network lacks")
-    if len(getattr(cfg, "rope_scaling", ())) > 4:
-        raise ValueError(f"{folder} has rope_scaling={cfg.rope_scaling}: the page's network knows no YaRN")
     if hasattr(cfg, "block_causal") and cfg.shift:
         raise ValueError(f"{folder} has block_causal={cfg.block_causal} and shift=True, which the page cannot sample")
     if cfg.mask_id is None:

