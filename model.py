@@ -30,10 +30,13 @@ NEVER = kernels.NEVER  # the logit of a token that must not be chosen
 
 
 def chosen(table, cfg, default):
-    """Return the entry of a table that bears the name of a variant of the model, or else that of `default`. Of several
-    it is the last: a variant that builds on another one imports it first."""
-    names = default, cfg.causal and "causal", *map(settings.variant_of, cfg.use)
-    return [entry for name, entry in table.items() if name in names][-1]
+    """Return the entry of a table that bears the name of a variant of the model, or else that of `default`. ValueError
+    if two variants have one."""
+    names = cfg.causal and "causal", *map(settings.variant_of, cfg.use)
+    found = [name for name in names if name in table]
+    if len(found) > 1:
+        raise ValueError(f"{' and '.join(found)} exclude each other in a model: they change the same part of it")
+    return table[found[0] if found else default]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +71,8 @@ class ModelConfig(Sections, metaclass=sections.Shaped):
         settings.check(self, settings.rules_of_a_model, *(section.between_keys for section in self.use))
         if self.causal and not plugged(READS, "causal"):
             raise ValueError("no variants/causal.py adds 'causal', which such a model needs")
+        for table in (MLPS, MASKS, READS, NETWORKS, ROTARY):
+            chosen(table, self, next(iter(table)))
 
     @property
     def ends(self):

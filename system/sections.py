@@ -324,6 +324,9 @@ class Flat(type):
         given = keys.get("use", ())
         given = given if isinstance(given, tuple) else (given,)
         names = named_by_use(name for name in given if isinstance(name, str))
+        if others := [name for name in names if not hasattr(file_of(name), cls.kind)]:
+            owner = {"Keys": "the model of a run: ModelConfig", "Shape": "a run: Config"}[cls.kind]
+            raise ValueError(f"use={others[0]!r}: variants/{others[0]}.py has keys of {owner}(use=({others[0]!r},))")
         use = with_sections(tuple(section for section in given if not isinstance(section, str)), names, cls.kind)
         keys["use"] = with_values(use, {name: keys.pop(name) for name in declared}, cls.kind)
         return super().__call__(*args, **keys)

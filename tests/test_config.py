@@ -497,6 +497,23 @@ def test_main_reports_a_mistake_in_one_line(tmp_path, file, monkeypatch):
         assert re.fullmatch(r"error: .{10,700}", e.value.code), argv
 
 
+def test_a_variant_is_used_where_its_keys_belong():
+    with pytest.raises(ValueError, match=r"use='gemma': variants/gemma.py has keys of the model of a run: ModelConfig"):
+        config.Config(use=("gemma",))
+    with pytest.raises(ValueError, match=r"use='nll': variants/nll.py has keys of a run: Config\(use=\('nll',\)\)"):
+        model.ModelConfig(use=("nll",))
+
+
+def test_two_variants_of_one_part_of_a_model_are_refused_whatever_was_imported_before(monkeypatch):
+    experts = model.ModelConfig(block_causal=4, n_experts=4, qk_norm=True)  # imports variants/moe.py
+    monkeypatch.setitem(model.MASKS, "moe", model.see_all)
+    for keys in (dict(gemma=True, n_experts=4), dict(n_experts=4, gemma=True)):
+        with pytest.raises(ValueError, match="gemma and moe exclude each other in a model: they change the same part"):
+            model.ModelConfig(causal=False, tie_embeddings=True, **keys)
+    with pytest.raises(ValueError, match="blocks and moe exclude each other"):  # as docs/adding.md's `local` and blocks
+        dataclasses.replace(experts, n_layer=3)
+
+
 def test_a_model_takes_the_keys_of_its_variants_as_its_own():
     cfg = model.ModelConfig(block_causal=8, window=3)
     assert cfg.use == (blocks.Shape(8), gemma.Shape(window=3))
