@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from data.bpe import OPENERS, SETTINGS, Tokenizer, read_json, regular_file, to_bytes
@@ -58,7 +58,7 @@ def open_tokenizer(path: Path) -> Tokenizer:
         template = folder / "chat_template.jinja"
         if template.is_file():
             config["chat_template"] = template.read_text(encoding="utf-8")
-        return from_engine(read_engine(folder, config), config)
+        return from_engine(read_engine(folder), config)
     except Exception as e:  # the package raises nothing more special
         raise ValueError(
             f"no tokenizer at {path}: expected tokenizer.json, vocab.json with merges.txt, or NAME.tiktoken, and in "
@@ -66,7 +66,7 @@ def open_tokenizer(path: Path) -> Tokenizer:
         ) from e
 
 
-def read_engine(folder, config):
+def read_engine(folder):
     """Let the package read tokenizer.json or, without one, the files of Qwen2, Dream and DiffuCoder."""
     file, *others = (str(regular_file(folder / name)) for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     if Path(file).exists():
@@ -76,7 +76,8 @@ def read_engine(folder, config):
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN2_PATTERN), "isolated"), byte_level])
     engine.decoder = decoders.ByteLevel()
-    engine.add_tokens([AddedToken(**token) for token in config["added_tokens_decoder"].values()])
+    ids = read_json(folder / "added_tokens.json")
+    engine.add_special_tokens(sorted(ids, key=ids.get))
     return engine
 
 

@@ -102,7 +102,7 @@ LLAMA_REQUIRES = {
     "quantization_config": None,
     "llama_4_scaling_beta": None,  # of queries, in Ministral 3
 }
-WITHOUT_BLOCKS = LLAMA_REQUIRES | dict.fromkeys(("block_size", "bd_size", "block_length", "dlm_paradigm"))
+WITHOUT_BLOCKS = LLAMA_REQUIRES | dict.fromkeys((*huggingface.BLOCK_LENGTHS, "dlm_paradigm"))
 SDAR_MOE_REQUIRES = LLAMA_REQUIRES | {"decoder_sparse_step": 1, "mlp_only_layers": []}
 LLADA2_REQUIRES = {
     "hidden_act": "silu",

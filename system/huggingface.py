@@ -92,6 +92,7 @@ FAMILIES = {  # by the model_type in config.json
 }
 # Keys of config.json that no folder of this family has: another program wrote it, or it is another network.
 UNUSUAL = {"rope_scaling", "rope_parameters", "layer_types"}
+BLOCK_LENGTHS = "block_size", "bd_size", "block_length"  # keys of config.json that say that a model has blocks
 ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids", "use")  # fields that do not tell families apart
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtypes of tensors in a file that can be read
 NEEDED = (  # fields that a config.json must give, if the family has them
@@ -289,7 +290,8 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
         from system import foreign
 
         theirs = foreign.understand(folder, theirs, kind, open_as, FAMILIES)
-    check_requirements(path, theirs, family.requires)
+    waived = BLOCK_LENGTHS if open_as else ()
+    check_requirements(path, theirs, {key: value for key, value in family.requires.items() if key not in waived})
     fields = {field: theirs[key] for field, key in family.keys.items() if theirs.get(key) is not None}
     if others:
         fields = foreign.missing_fields(folder, family, theirs, open_as) | fields

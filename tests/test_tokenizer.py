@@ -138,11 +138,11 @@ def test_transformers_opens_what_we_save(tmp_path):
 
 
 def as_vocab_files(tmp_path, **config):
-    """The fixture as Qwen2 and Dream ship theirs: vocab.json, merges.txt, and added tokens in tokenizer_config.json."""
-    model, added = spec()["model"], {t.pop("id"): t for t in spec()["added_tokens"]}
+    """The fixture as Qwen2 and Dream ship theirs: vocab.json, merges.txt and added_tokens.json."""
+    model, added = spec()["model"], {t["content"]: t["id"] for t in spec()["added_tokens"]}
     merges = "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in model["merges"]) + "\n"
-    return folder(tmp_path, vocab__json=model["vocab"], merges__txt=merges, tokenizer_config__json={
-        "eos_token": {"content": "<|endoftext|>"}, "added_tokens_decoder": added} | config)  # fmt: skip
+    return folder(tmp_path, vocab__json=model["vocab"], merges__txt=merges, added_tokens__json=added,
+                  tokenizer_config__json={"eos_token": {"content": "<|endoftext|>"}} | config)
 
 
 def test_vocab_and_merges_files_open_with_qwens_pattern(tmp_path):
@@ -230,9 +230,9 @@ def test_2000_texts_have_the_same_ids_from_vocab_and_merges_files(style, tmp_pat
     _, path = style
     spec, config = (json.loads((path / f).read_text()) for f in ("tokenizer.json", "tokenizer_config.json"))
     added = {t["content"]: t["id"] for t in spec["added_tokens"]}
-    config["added_tokens_decoder"] = {t.pop("id"): t for t in spec["added_tokens"]}
     merges = "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in spec["model"]["merges"])
-    folder(tmp_path, vocab__json=spec["model"]["vocab"], merges__txt=merges, tokenizer_config__json=config)
+    folder(tmp_path, vocab__json=spec["model"]["vocab"], merges__txt=merges, added_tokens__json=added,
+           tokenizer_config__json=config)  # fmt: skip
     tok, encode = Tokenizer.load(tmp_path), huggingface(path)
     assert [t for t in two_thousand(added) if tok.encode(t, specials=True) != encode(t)] == []
 

@@ -158,10 +158,9 @@ def write_tokenizer(folder, tok, name):
         merges = [" ".join(pair) for pair in tok.content()["model"]["merges"]]
         bpe.write_json(folder / "vocab.json", {bpe.to_text(token): i for token, i in tok.vocab.items()})
         bpe.write_whole(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
-        decoder = {i: {"content": text} | bpe.FLAGS for text, i in tok.specials.items()}
-        bpe.write_json(folder / "tokenizer_config.json", {
-            "tokenizer_class": "DreamTokenizer", "added_tokens_decoder": decoder,
-            **{f"{role}_token": text for role, text in roles.items()}})
+        bpe.write_json(folder / "added_tokens.json", tok.specials)
+        bpe.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DreamTokenizer"} | {
+            f"{role}_token": text for role, text in roles.items()})
         return
     tok.save(folder)
     if name == "gemma2":  # its settings name another end of text than its chat uses
