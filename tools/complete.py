@@ -198,7 +198,7 @@ def write_completions(rows, texts, out):
 
 WITHOUT = {  # flags, and those that mean nothing beside them
     "prompt": "data",
-    "show": "out export page explain",
+    "show": "data out export page explain",
     "explain": "prompt data out export page base_bits as_published",
     "export": "prompt data out page base_bits",
     "page": "prompt out base_bits chat_template system_prompt instruction",
@@ -234,7 +234,7 @@ def write_page(options, given, rows, loaded):
     from tools import page
 
     models = [as_numbers(one) for one in (loaded, options.beside and find_model(options.beside)) if one]
-    plan = make_plan(given, loaded, options.max_new_tokens, 1)
+    plan = make_plan(given, models[-1], options.max_new_tokens, 1)
     setting = page.Setting(plan, options.max_new_tokens, options.seed)
     page.write(options.page, models, setting, rows if options.data else None)
     print(f"{options.page}: open it in a browser")

@@ -32,7 +32,7 @@ import model
 from system import checkpoint, huggingface
 
 WIDTH = 80  # tokens per text
-FEWEST = 150  # tokens of the whole text
+FEWEST = 112  # tokens of the whole text
 GROUP = 4  # columns: the scored masks of a text are one group, which lies in one block in every reading
 BLOCKS = 4, 8, 16, 32
 MOST_MASKS = 16  # candidates for the mask that are tried
@@ -77,8 +77,8 @@ class Reader:
         """masks: candidates for the mask. Where one, an ordinary token, stands in the text, no reading is scored,
         because a model never predicts its mask."""
         self.params, self.known = params, {}
-        # A text begins at every third token: more would score the same places again.
-        self.x = np.lib.stride_tricks.sliding_window_view(np.array(ids, np.int32), WIDTH)[::3]
+        starts = np.linspace(0, len(ids) - WIDTH, len(ids) // 4).astype(int)  # more would score the same places again
+        self.x = np.lib.stride_tricks.sliding_window_view(np.array(ids, np.int32), WIDTH)[starts]
         self.by_frequency = -np.log(np.bincount(self.x.ravel())[self.x] / self.x.size)  # -log of how frequent x is
         row, column = np.indices(self.x.shape)
         # Half of the groups end where blocks of all lengths do: only a bidirectional model sees what is right of them.
