@@ -60,7 +60,7 @@ GONE = {
     "model.causal_text": False,
     "model.noise": "mask",
 }
-GONE_FROM_USE = {"dynamic_sampling", "collapse"}  # names that `use` had for them
+GONE_FROM_USE = {"dynamic_sampling", "collapse", "joint"}  # names that `use` had for them
 # Keys that only runs of grpo read.
 OF_GRPO = ("logp_est logp_views group_size rollout_steps early_end updates_per_rollout keep_completions "
            "minibatch_size score_after_end adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level "
