@@ -288,7 +288,7 @@ def test_a_missing_file_is_reported_with_a_list_of_existing_ones(tmp_path):
 
 
 @pytest.mark.parametrize("words, said", [
-    ("--rule=drafts", "here it is a causal model"), ("--rule=nemotron", "here it is rule=threshold"),
+    ("--rule=drafts", "here it is causal=True"), ("--rule=nemotron", "here it is rule=threshold"),
     ("--rule=dllm", "here it is rule=quota"), ("--rule=renoise", "here it is rule=quota"),
     ("--logp_est=left_to_right", "here it is logp_est=trace with order=left"),
     ("--causal_text=True", "read from left to right they learned more"), ("--noise=uniform", "masks were far ahead"),
