@@ -240,6 +240,17 @@ def test_the_attention_of_the_page_is_a_variant_that_adds_its_mask(monkeypatch):
     assert model.attention_mask(model.ModelConfig(), None, z)(0).mask is None
 
 
+def test_the_step_of_the_page_changes_advantages(monkeypatch):
+    champion = types.ModuleType("variants.champion")
+    monkeypatch.setitem(sys.modules, champion.__name__, champion)
+    exec(EXAMPLES["variants/champion.py"], vars(champion))
+    keys = dict(objective="grpo", init_from="x", batch_size=2, group_size=2, adv_negative=1.0)
+    cfg = config.Config(use=(champion.Keys(champion=3.0),), **keys)
+    found = types.SimpleNamespace(rollout=jnp.zeros((4, 3)))
+    adv = rl.select_completions(found, jnp.array([[1.0, -1.0], [-2.0, 2.0]]), cfg).advantage
+    assert adv.tolist() == [3, -1, -2, 6]
+
+
 def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):
     cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, causal=True, shift=True)
     params = model.init(jax.random.key(0), cfg)
@@ -259,7 +270,8 @@ def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):
 
 
 def test_the_page_has_no_other_examples():
-    files = {"variants/portion.py", "diffusion.py", "my.py", "grpo.py", "system/families.py", "variants/local.py"}
+    files = {"variants/portion.py", "diffusion.py", "my.py", "grpo.py", "system/families.py", "variants/local.py",
+             "variants/champion.py"}
     assert {*EXAMPLES} == files
     for kind, code in BLOCKS:
         assert kind == "diff" or ast.parse(code)
