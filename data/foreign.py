@@ -4,11 +4,9 @@ Importing this file adds it to bpe.OPENERS.
 """
 
 import json
+import types
 from pathlib import Path
 from typing import Any
-
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Engine
 
 from data.bpe import OPENERS, SETTINGS, Tokenizer, read_json, regular_file, to_bytes
 
@@ -19,13 +17,23 @@ QWEN2_PATTERN = (
 MASKS = "<|mask|>", "<|mdm_mask|>", "<mask>", "<|MASK|>", "|<MASK>|", "<MASK>"  # for files that do not name theirs
 
 
+def package() -> types.ModuleType:
+    """Import the package `tokenizers`, which our own tokenizers do without."""
+    try:
+        import tokenizers
+    except ImportError as e:
+        raise ValueError("other people's tokenizers are read by the package tokenizers, which is not installed: "
+                         "pip install tokenizers") from e  # fmt: skip
+    return tokenizers
+
+
 class Foreign(Tokenizer):
     """A tokenizer that the package `tokenizers` runs."""
 
-    def __init__(self, engine: Engine, roles: dict[str, str], **more: Any):
+    def __init__(self, engine: Any, roles: dict[str, str], **more: Any):
         """Make a tokenizer from one of the package. roles and more: as `Tokenizer` takes them."""
         self._engine, added = engine, engine.get_added_tokens_decoder()
-        self._is_byte_level = isinstance(engine.decoder, decoders.ByteLevel)
+        self._is_byte_level = isinstance(engine.decoder, package().decoders.ByteLevel)
         read = to_bytes if self._is_byte_level else str.encode
         specials = {token.content: i for i, token in added.items()}
         vocab = {read(text): i for text, i in engine.get_vocab(False).items() if text not in specials}
@@ -52,13 +60,13 @@ class Foreign(Tokenizer):
 
 def open_tokenizer(path: Path) -> Tokenizer:
     """Read tokenizer.json, or vocab.json with merges.txt, in a folder; path: the folder or one of the files."""
-    folder = path if path.is_dir() else path.parent
+    folder, engines = path if path.is_dir() else path.parent, package()
     try:
         config = read_json(folder / "tokenizer_config.json")
         template = folder / "chat_template.jinja"
         if template.is_file():
             config["chat_template"] = template.read_text(encoding="utf-8")
-        return from_engine(read_engine(folder), config)
+        return from_engine(read_engine(engines, folder), config)
     except Exception as e:  # the package raises nothing more special
         raise ValueError(
             f"no tokenizer at {path}: expected tokenizer.json, vocab.json with merges.txt, or NAME.tiktoken, and in "
@@ -66,16 +74,17 @@ def open_tokenizer(path: Path) -> Tokenizer:
         ) from e
 
 
-def read_engine(folder):
-    """Let the package read tokenizer.json or, without one, the files of Qwen2, Dream and DiffuCoder."""
+def read_engine(engines, folder):
+    """Let the package `engines` read tokenizer.json or, without one, the files of Qwen2, Dream and DiffuCoder."""
     file, *others = (str(regular_file(folder / name)) for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     if Path(file).exists():
-        return Engine.from_file(file)
-    engine = Engine(models.BPE.from_file(*others))
-    engine.normalizer = normalizers.NFC()
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN2_PATTERN), "isolated"), byte_level])
-    engine.decoder = decoders.ByteLevel()
+        return engines.Tokenizer.from_file(file)
+    engine = engines.Tokenizer(engines.models.BPE.from_file(*others))
+    engine.normalizer = engines.normalizers.NFC()
+    cut = engines.pre_tokenizers.Split(engines.Regex(QWEN2_PATTERN), "isolated")
+    byte_level = engines.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    engine.pre_tokenizer = engines.pre_tokenizers.Sequence([cut, byte_level])
+    engine.decoder = engines.decoders.ByteLevel()
     ids = read_json(folder / "added_tokens.json")
     engine.add_special_tokens(sorted(ids, key=ids.get))
     return engine

@@ -474,7 +474,7 @@ def test_models_that_the_page_cannot_run_are_refused(tmp_path):
     one, setting = loaded("plain"), page.Setting(Plan(), 8, 0)
     of = lambda **changes: [one._replace(cfg=dataclasses.replace(one.cfg, **changes))]
     other = data.Tokenizer.from_ranks({bytes([b]): b for b in range(256)} | {b"ab": 256})
-    engine = foreign.Engine.from_str(json.dumps(TOK.content()))
+    engine = foreign.package().Tokenizer.from_str(json.dumps(TOK.content()))
     elsewhere = foreign.Foreign(engine, TOK.roles, bos=("<|eos|>",))
     for models, message in [
         (of(gemma=True), "has gemma=True, which the page's network lacks"), (of(window=4), "has gemma=True"),

@@ -123,7 +123,7 @@ def tokenizer(name):
     ids = {text: len(vocab) + i for i, text in enumerate(dict.fromkeys((*specials, roles["mask"])))}
     added = [{"id": i, "content": text} | bpe.FLAGS for text, i in ids.items()]
     spec = bpe.byte_level_spec(vocab, byte_merges.merges_of(vocab), added, pattern, nfc=name != "llama")
-    return foreign.Foreign(foreign.Engine.from_str(json.dumps(spec)), roles)
+    return foreign.Foreign(foreign.package().Tokenizer.from_str(json.dumps(spec)), roles)
 
 
 def sentencepiece(merges, specials, roles):
@@ -137,7 +137,8 @@ def sentencepiece(merges, specials, roles):
     texts = [*(f"<0x{b:02X}>" for b in range(256)), *map(read, ranks)]
     vocab = {text: i for i, text in enumerate(dict.fromkeys((*specials, *texts)))}
     fallback = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]
-    return foreign.Foreign(roles=roles, bos=("<bos>",), extra={"chat_template": GEMMA}, engine=foreign.Engine.from_str(
+    from_text = foreign.package().Tokenizer.from_str
+    return foreign.Foreign(roles=roles, bos=("<bos>",), extra={"chat_template": GEMMA}, engine=from_text(
         json.dumps({
             "version": "1.0", "truncation": None, "padding": None,
             "added_tokens": [{"id": vocab[text], "content": text, **bpe.FLAGS} for text in specials],
