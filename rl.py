@@ -126,20 +126,22 @@ class Term(NamedTuple):
 TERMS: dict[str, Term] = {}
 
 
+def freezing(cfg):
+    """Return the section of a run that trains new parameters beside a frozen base; None: all are trained."""
+    return next((section for section in cfg.use if section.freezes), None)
+
+
 def split(params, key, cfg):
     """Split starting params into those that are trained and the frozen others (None: all are trained)."""
-    for section in cfg.use:
-        if section.freezes:
-            return section.split(params, key, cfg)
-    return params, None
+    section = freezing(cfg)
+    return section.split(params, key, cfg) if section else (params, None)
 
 
 def whole(params, base, cfg):
     """Make the params of a model from the trained ones and the frozen base (None: all are trained)."""
     if base is None or params is None:
         return params
-    (section,) = (section for section in cfg.use if section.freezes)
-    return section.whole(params, base, cfg)
+    return freezing(cfg).whole(params, base, cfg)
 
 
 def merged(state, base, cfg):

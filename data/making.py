@@ -4,6 +4,7 @@ What the prepare.py of our data sets have in common: they write rows, and some t
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ def package_folder(name: str) -> Path:
 def packaged(name: str, file: str) -> list[Row]:
     """Read the rows of a file in a Python package."""
     return read_rows(package_folder(name) / file)
+
+
+def save_downloaded(folder: Any, name: str, ours: Callable[[Row], Row]) -> None:
+    """Download a data set of huggingface.co, and write its rows, each turned into one of ours, into train.jsonl."""
+    try:
+        save(folder, {"train": [ours(row) for row in downloaded(name)]})
+    except ValueError as e:
+        raise SystemExit(f"{e}\nOr put rows as its first lines describe into {folder}/train.jsonl") from None
 
 
 def downloaded(name: str) -> list[Row]:

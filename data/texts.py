@@ -39,9 +39,6 @@ class EncodedRows(NamedTuple):
 
 
 RENAMED = "prompt", "completion", "answer", "tests", "language", "difficulty"
-# What variants change: which rows a run uses (rows, split, cfg -> rows), and when (rows, cfg -> step -> indices (M,)).
-ROWS: dict[str, Callable] = {}
-STEPS: dict[str, Callable] = {}
 
 
 @dataclasses.dataclass(frozen=True)

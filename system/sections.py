@@ -178,11 +178,11 @@ class Section:
 
     # ---- parameters, and what is logged
     def split(self, params: dict, key: Any, cfg: Any) -> tuple[dict, dict | None]:
-        """Split starting params into those that are trained, and the others, which stay as they are (`freezes`)."""
+        """Split starting params into those that are trained and the frozen others, if `freezes`."""
         return params, None
 
     def whole(self, params: dict, base: dict, cfg: Any) -> dict:
-        """Make the params of a model of the two parts."""
+        """Join the two parts that `split` made: the params of a model."""
         return params
 
     def reference(self, state: Any, cfg: Any) -> Any:

@@ -99,8 +99,8 @@ def topology(text):
         for key, value in dict(SKIP_MDS_QUERY="1", WORKER_HOSTNAMES="localhost", WORKER_ID="0").items():
             os.environ.setdefault(f"TPU_{key}", value)  # else libtpu searches for a TPU's own host for minutes
         return topologies.get_topology_desc(text, platform="tpu")
-    found = [importlib.util.find_spec(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin", "nvidia")]
-    if not (any(found[:2]) and found[2]):
+    plugins = [importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)]
+    if not (any(plugins) and importlib.util.find_spec("nvidia")):
         return None
     major, minor, cores, clock, shared, cache = device.chip
     threads = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get((major, minor), 2048)

@@ -27,9 +27,7 @@ class Keys(config.Section):
     lora_targets: tuple[str, ...] = config.key(TARGETS, "matrices that get adapters")
 
     def split(self, params, key, cfg):
-        """Split starting params into new adapters and the frozen base; None without a lora_rank."""
-        if not self.lora_rank:
-            return params, None
+        """Split starting params into new adapters and the frozen base."""
         new = adapters(key, cfg.model, self.lora_targets, self.lora_rank)
         if model.width(params):  # the head of a judge is new
             new["head"] = params["head"]

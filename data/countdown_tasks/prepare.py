@@ -29,10 +29,7 @@ def ours(row):
 
 
 def main():
-    try:
-        making.save(HERE, {"train": [ours(row) for row in making.downloaded("Jiayi-Pan/Countdown-Tasks-3to4")]})
-    except ValueError as e:
-        raise SystemExit(f"{e}\nOr put rows as its first lines describe into {HERE}/train.jsonl") from None
+    making.save_downloaded(HERE, "Jiayi-Pan/Countdown-Tasks-3to4", ours)
 
 
 if __name__ == "__main__":
