@@ -4,7 +4,7 @@ attention, cache writes) is in system/kernels.py.
 
 One Llama-family block serves denoisers (bidirectional, with a mask token), judges (a head of width 1) and
 autoregressive models. LLaDA, Dream, Llama, Qwen2 and Qwen3 are this network with other switches and under other tensor
-names (system/huggingface.py). Models that differ in more have another entry in one of five tables: who sees whom
+names (checkpoints/huggingface.py). Models that differ in more have another entry in one of five tables: who sees whom
 (MASKS), which state a token is predicted from (READS), what stands in place of the mlp (MLPS), how positions turn
 (ROTARY), and what is scaled or capped around all of that (NETWORKS). A file of variants/ adds its entries when a model
 needs it.

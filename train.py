@@ -4,13 +4,13 @@ GRPO for masked diffusion language models, and the loop around it:  python train
 `iteration` is the whole algorithm; its steps are in rl.py. Pretraining and judges run in the same loop: they differ in
 where a batch comes from and in what the loss is, which a Task says. Step s derives its random numbers from the run's
 seed and s, so any step can be run again alone, and a resumed run equals the unbroken one bit for bit. What wraps the
-loop (locks, resuming, checks) is in system/setup.py.
+loop (locks, resuming, checks) is in loop/setup.py.
 """
 from system import terminal
 
 if __name__ == "__main__":
     terminal.launch_by_flag(
-        {"-h": "system.help", "--help": "system.help", "--plan": "tools.plan", "--anatomy": "tools.anatomy"}
+        {"-h": "loop.help", "--help": "loop.help", "--plan": "tools.plan", "--anatomy": "tools.anatomy"}
     )
 
 import collections
@@ -29,6 +29,7 @@ import grpo
 import model
 import rewards
 import rl
+from checkpoints import checkpoint
 from data.texts import (
     check_completions,
     encode_split,
@@ -39,9 +40,10 @@ from data.texts import (
     prompt_sampler,
     rows_of_steps,
 )
+from loop import evaluation, rollout_log, runs, setup
+from loop.start import announce
 from rl import State, Task
-from system import checkpoint, evaluation, hosts, rollout_log, runs, setup, sharding
-from system.start import announce
+from system import hosts, sharding
 
 # ---- GRPO ------------------------------------------------------------------------------------------------------------
 
@@ -264,7 +266,7 @@ def train(cfg, rows=None, rewards=None):
     with contextlib.ExitStack() as claims:
         claims.enter_context(sharding.use(cfg.mesh))
         if rows is not None or rewards is not None:
-            from system import in_memory  # a run from the command line has a data set and rewards with names
+            from loop import in_memory  # a run from the command line has a data set and rewards with names
 
             cfg = claims.enter_context(in_memory.in_memory(cfg, rows, rewards))
         if not cfg.eval_only:

@@ -17,7 +17,8 @@ import numpy as np
 import data
 import diffusion
 import model
-from system import checkpoint, sharding
+from checkpoints import checkpoint
+from system import sharding
 
 MAX_LEN = 4096  # the most tokens of prompt and completion that a judge reads
 FLOOR = -20.0  # of coherence

@@ -46,13 +46,14 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import rl
     import sample as sampler
     import train as trainer
+    from checkpoints import checkpoint
     from data import texts
     from grpo import advantages as group_advantages
     from judges import rules
+    from loop import cost, run_rewards, runs, same_run
+    from loop.start import find_or_train
     from rewards import advantage_settings, written_per_pass
     from rewards import score as score_all
-    from system import checkpoint, cost, run_rewards, runs, same_run
-    from system.start import find_or_train
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 V = 259  # the byte tokenizer's vocabulary
@@ -734,7 +735,7 @@ def growth(options):
     print(f"""
 A step of training and a denoising pass of {told(usual)} where no other number is given; {told(shape)}.
 Views: a step of GRPO on 4 completions of each of as many prompts, half of the tokens.
-Best of several. x: times the first row of its kind; GFLOP: counted by system/cost.py; of: share of the matmul rate
+Best of several. x: times the first row of its kind; GFLOP: counted by loop/cost.py; of: share of the matmul rate
 """)
     head = ["", "step, ms", "x", "GFLOP", "x", "of", "pass, ms", "x", "GFLOP", "x", "of"]
     jobs = [(what, n) for what, ns in sizes.items() for n in ns]

@@ -25,7 +25,8 @@ import numpy as np
 from tqdm import tqdm
 
 import config
-from system import checkpoint, runs, same_run
+from checkpoints import checkpoint
+from loop import runs, same_run
 from tools.compare import DRAWS, interquartile_mean
 
 # ---- the methods -----------------------------------------------------------------------------------------------------

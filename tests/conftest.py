@@ -45,7 +45,7 @@ def compiled_once():
     """Compile each program once and keep it on disk, also for the next run of the tests; in memory, for one module.
 
     Most of the time of the tests would go into compiling small programs, many of them again and again."""
-    from system import runs  # found only now that ROOT is on sys.path
+    from loop import runs  # found only now that ROOT is on sys.path
 
     jax.config.update("jax_compilation_cache_dir", os.path.join(runs.cache_folder(), "tests"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -126,7 +126,7 @@ def kill_each(path, folder, numbers):
 
     import config
     import train
-    from system import runs
+    from loop import runs
     jax.config.update("jax_compilation_cache_dir", os.path.join(runs.cache_folder(), "tests"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     cfg = config.read_file(path)

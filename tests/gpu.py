@@ -34,7 +34,9 @@ import model
 import rl
 import sample as sampler
 import train as trainer
-from system import cost, cudnn, huggingface, kernels, memory, runs, setup, start
+from checkpoints import huggingface
+from loop import cost, memory, runs, setup, start
+from system import cudnn, kernels
 from tools import plan as planner
 
 

@@ -18,7 +18,7 @@ import grpo
 import model
 import rewards
 import rl
-from system import checkpoint, huggingface
+from checkpoints import checkpoint, huggingface
 from variants import paired as pairs
 
 # Keys that no compiled function depends on: where a run reads and writes, and when it does what.

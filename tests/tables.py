@@ -1,7 +1,7 @@
 """
 Write the tables of results into README.md and docs/results.md:  python tests/tables.py
 
-results/runs.csv has a row for each metric of each measured run, recipes.csv says what a recipe does, machines.csv where
+docs/results/runs.csv has a row for each metric of each measured run, recipes.csv says what a recipe does, machines.csv where
 they ran. A new row gets the `code` that `python tests/tables.py sudoku_grpo` prints for its recipe: a hash of the
 recipe, and of the numbers that tests/test_frozen.py checks. So code may be rewritten as long as these stay. Where a row
 has another hash, or none, the tables say "older code".
@@ -19,8 +19,8 @@ NUMBERS = "tests/fixtures/frozen.json"
 
 
 def rows(name):
-    """Read a file of results/ -> [{column: value}]."""
-    return [*csv.DictReader(open(f"results/{name}.csv", encoding="utf-8", newline=""))]
+    """Read a file of docs/results/ -> [{column: value}]."""
+    return [*csv.DictReader(open(f"docs/results/{name}.csv", encoding="utf-8", newline=""))]
 
 
 @functools.cache

@@ -16,7 +16,7 @@ import config
 import data
 import diffusion
 import train
-from system import checkpoint
+from checkpoints import checkpoint
 from tools import anatomy
 
 TOK = data.Tokenizer.bytes()

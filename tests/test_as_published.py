@@ -5,7 +5,7 @@ import pytest
 from shared import byte_model
 
 import sample
-from system import huggingface
+from checkpoints import huggingface
 from tools import complete, published
 from tools import options as options_of_sample
 

@@ -15,8 +15,9 @@ import pytest
 
 import data
 import model
+from checkpoints import checkpoint
 from config.sudoku_d1 import config
-from system import checkpoint, runs
+from loop import runs
 from train import State
 
 

@@ -18,9 +18,11 @@ import model
 import rl
 import sample
 import train
-from system import checkpoint, disk, huggingface, runs
-from system.adapt import adapt
-from system.start import prepare
+from checkpoints import checkpoint, huggingface
+from checkpoints.adapt import adapt
+from loop import runs
+from loop.start import prepare
+from system import disk
 from tools import complete
 from variants import blocks, lora, quadrature, strata  # noqa: F401  (estimators)
 

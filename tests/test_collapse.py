@@ -1,9 +1,9 @@
-"""system/collapse.py: a planted collapse is warned of while it happens, healthy runs are left alone."""
+"""loop/collapse.py: a planted collapse is warned of while it happens, healthy runs are left alone."""
 import numpy as np
 import pytest
 
-from system import collapse
-from system.rollout_log import repetition
+from loop import collapse
+from loop.rollout_log import repetition
 
 GROUP = 8
 

@@ -10,8 +10,9 @@ import scipy.stats
 from test_bench import small_run
 
 import config
+from checkpoints import checkpoint
 from config.sudoku_d1_grpo import config as grpo_config
-from system import checkpoint, runs, same_run
+from loop import runs, same_run
 from tools import compare as pages
 
 OPTIONS = types.SimpleNamespace(

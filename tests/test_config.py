@@ -21,7 +21,7 @@ import model
 import rewards
 import sample
 import train
-from system import help, memory, runs, same_run
+from loop import help, memory, runs, same_run
 from variants import blocks, curriculum, gemma
 
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})

@@ -36,8 +36,8 @@ from data.text import prepare as text
 from data.tiny import prepare as tiny
 from data.words import prepare as words
 from judges import formats, rules
+from loop.start import find_or_train
 from rewards import REWARDS, as_columns, combine, resolve
-from system.start import find_or_train
 from tools import score
 from variants import curriculum
 

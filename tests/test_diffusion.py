@@ -19,7 +19,7 @@ from shared import noise_of, slow
 import data
 import diffusion
 import model
-from system import checkpoint
+from checkpoints import checkpoint
 from variants import exact as of_causal_models  # noqa: F401
 from variants import masked_prompt, quadrature, strata, trace  # noqa: F401  (estimators)
 

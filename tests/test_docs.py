@@ -27,7 +27,7 @@ import rewards
 import rl
 import sample
 import train
-from system import checkpoint, families, huggingface
+from checkpoints import checkpoint, families, huggingface
 
 TINY = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
 PAGES = sorted(glob.glob("docs/*.md"))
@@ -36,10 +36,10 @@ MOST_PAGES, MOST_WORDS = 20, 23_000  # of docs/, the notebook and one_file.py ap
 READ = [*PAGES, *LONGEST]
 CODE = "diffusion", "grpo", "model", "rewards", "rl", "sample", "train", "config"
 CODE = {name: name for name in CODE} | {
-    "checkpoint": "system.checkpoint", "runs": "system.runs",
+    "checkpoint": "checkpoints.checkpoint", "runs": "loop.runs",
     "data": "data", "texts": "data.texts", "blocks": "variants.blocks",
     "caches": "variants.caches", "kernels": "system.kernels", "slots": "variants.slots",
-    "huggingface": "system.huggingface", "memory": "system.memory"}  # fmt: skip
+    "huggingface": "checkpoints.huggingface", "memory": "loop.memory"}  # fmt: skip
 
 
 def read(path):
@@ -116,7 +116,7 @@ def test_the_core_copied_into_another_folder_runs_the_lines_of_the_page(tmp_path
     subprocess.run([sys.executable, "-c", "import grpo"], cwd=tmp_path / "alone", check=True)
 
 
-# ---- results/: the tables of the pages -------------------------------------------------------------------------------
+# ---- docs/results/: the tables of the pages -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", tables.PAGES)
@@ -260,7 +260,7 @@ def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):
     file.write_text(json.dumps(theirs))
     with pytest.raises(ValueError, match="known families"):
         checkpoint.load(tmp_path)
-    added("system/families.py", families, "FAMILIES")
+    added("checkpoints/families.py", families, "FAMILIES")
     monkeypatch.setattr(huggingface, "FAMILIES", families.FAMILIES)
     opened, shape = checkpoint.load(tmp_path)
     assert shape.causal and jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), opened, params))
@@ -270,7 +270,7 @@ def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):
 
 
 def test_the_page_has_no_other_examples():
-    files = {"variants/portion.py", "diffusion.py", "my.py", "grpo.py", "system/families.py", "variants/local.py",
+    files = {"variants/portion.py", "diffusion.py", "my.py", "grpo.py", "checkpoints/families.py", "variants/local.py",
              "variants/champion.py"}
     assert {*EXAMPLES} == files
     for kind, code in BLOCKS:

@@ -13,8 +13,8 @@ import pytest
 
 import diffusion
 import model
+from checkpoints import huggingface
 from data import bpe
-from system import huggingface
 from tools import complete, doctor
 
 TOK = bpe.Tokenizer.bytes()

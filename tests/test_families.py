@@ -11,7 +11,8 @@ from shared import SECONDS, byte_model, logits_of
 import config
 import model
 import train
-from system import checkpoint, families, huggingface, start
+from checkpoints import checkpoint, families, huggingface
+from loop import start
 from tools import complete, plan
 
 KEY = jax.random.key(0)

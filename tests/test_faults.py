@@ -16,7 +16,7 @@ from test_train import written
 import config
 import model
 import train
-from system import checkpoint
+from checkpoints import checkpoint
 
 
 @pytest.fixture(scope="module", autouse=True)

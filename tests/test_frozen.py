@@ -19,8 +19,8 @@ import config
 import rewards
 import sample
 import train
+from checkpoints import checkpoint
 from data import texts
-from system import checkpoint
 
 RECORD = "tests/fixtures/frozen.json"
 FREEZE = bool(os.environ.get("UNMASK_FREEZE"))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import model
-from system import huggingface
+from checkpoints import huggingface
 from variants import moe
 
 # Programs, that nothing imports but for a flag: tools/complete.py for --explain and --page. train.py, sample.py and
@@ -77,8 +77,8 @@ def test_the_core_stands_on_a_few_small_files_of_system_and_only_the_loop_on_wha
     """A variant imports the core and adds itself to its tables."""
     under = {"system/kernels", "system/recipe", "system/sections", "system/settings", "system/sharding",
              "system/terminal", "system/top_p", "system/unknown"}
-    loop = {"system/checkpoint", "system/runs", "system/setup", "system/hosts", "system/start", "system/evaluation",
-            "system/in_memory", "system/rollout_log"}  # fmt: skip
+    loop = {"checkpoints/checkpoint", "loop/runs", "loop/setup", "system/hosts", "loop/start", "loop/evaluation",
+            "loop/in_memory", "loop/rollout_log"}  # fmt: skip
     for name in (*CORE, "config"):
         found = OURS[name] - of("variants/", OURS[name])
         others = of("system/", found) | of("judges/", found) | of("tools/", found)
@@ -97,7 +97,7 @@ def test_only_a_file_that_is_typed_as_a_command_launches_a_program_and_does_noth
              if isinstance(n, ast.Call) and ast.unparse(n.func).startswith("terminal.launch")}  # fmt: skip
     assert found == {
         "sample": "'tools.complete'", "rewards": "'tools.score'",
-        "train": "{'-h': 'system.help', '--help': 'system.help', '--plan': 'tools.plan', '--anatomy': 'tools.anatomy'}"
+        "train": "{'-h': 'loop.help', '--help': 'loop.help', '--plan': 'tools.plan', '--anatomy': 'tools.anatomy'}"
     }  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def score(params):
     return value - diffusion.loss(params, batch, cfg)[0], diffusion.token_logp(params, x, views, cfg)
 
 if len(sys.argv) > 2:
-    from system import huggingface
+    from checkpoints import huggingface
     try:
         huggingface.read_config(sys.argv[2])
     except ValueError as e:
@@ -296,8 +296,8 @@ TINY = """--max_iters=1 --eval_size=4 --batch_size=8 --keep_completions=8 --roll
     --base.stop_at=None --base.eval_size=4 --base.n_layer=1 --base.d_model=32 --base.n_head=1""".split()
 ONLY_IF_ASKED_FOR = of("tools/", FILES) | set("""judges/programs judges/sandbox judges/fences judges/languages
     judges/formats judges/answers judges/model_judge judges/own variants/judge system/helper
-    system/families system/foreign system/adapters system/adapt system/recipe system/same_run system/resume
-    system/fit system/cost system/placement system/cudnn system/top_p system/unknown system/in_memory
+    checkpoints/families checkpoints/foreign checkpoints/adapters checkpoints/adapt system/recipe loop/same_run checkpoints/resume
+    loop/fit loop/cost system/placement system/cudnn system/top_p system/unknown loop/in_memory
     data/foreign data/template data/known data/readers data/learn data/making data/chats data/byte_merges
     data/hub""".split())
 

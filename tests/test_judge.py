@@ -12,9 +12,10 @@ from shared import byte_model
 import config
 import model
 import rewards
+from checkpoints import huggingface
 from data import Tokenizer
 from judges import model_judge
-from system import huggingface, start
+from loop import start
 from tools import complete
 from variants import judge
 

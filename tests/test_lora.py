@@ -19,9 +19,10 @@ import diffusion
 import model
 import rl
 import train
+from checkpoints import adapters, checkpoint, huggingface
 from judges import model_judge
-from system import adapters, checkpoint, disk, huggingface
-from system.start import count_params, prepare
+from loop.start import count_params, prepare
+from system import disk
 from tools import complete
 from variants import lora
 

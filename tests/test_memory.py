@@ -1,4 +1,4 @@
-"""system/memory.py and cost.py, tools/plan.py: estimates against XLA's own account, and plans for other devices."""
+"""loop/memory.py and cost.py, tools/plan.py: estimates against XLA's own account, and plans for other devices."""
 import dataclasses
 import math
 import re
@@ -10,7 +10,8 @@ from shared import byte_model
 
 import config
 import model
-from system import cost, fit, memory, placement
+from loop import cost, fit, memory
+from system import placement
 from tools import plan
 from variants import blocks
 

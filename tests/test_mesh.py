@@ -29,7 +29,9 @@ import model
 import rl
 import sample
 import train
-from system import checkpoint, hosts, placement, resume, runs, sharding
+from checkpoints import checkpoint, resume
+from loop import runs
+from system import hosts, placement, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=8, batch_size=8, eval_interval=4, eval_size=6, log_samples=0,

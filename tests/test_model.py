@@ -17,9 +17,10 @@ from shared import logits_of
 
 import model
 import sample
+from checkpoints import checkpoint, huggingface
+from checkpoints.adapt import adapt
 from judges import model_judge
-from system import checkpoint, cudnn, huggingface, kernels, sharding
-from system.adapt import adapt
+from system import cudnn, kernels, sharding
 from tools import plan
 from variants import blocks, caches, rope
 

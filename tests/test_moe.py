@@ -20,8 +20,10 @@ import diffusion
 import model
 import sample
 import train
-from system import adapters, checkpoint, cost, disk, families, huggingface, memory, placement, runs, sections, sharding
-from system.start import prepare
+from checkpoints import adapters, checkpoint, families, huggingface
+from loop import cost, memory, runs
+from loop.start import prepare
+from system import disk, placement, sections, sharding
 from tools import complete, plan
 from variants import lora, moe
 

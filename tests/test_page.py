@@ -14,10 +14,10 @@ import config
 import data
 import model
 import sample
+from checkpoints import huggingface
 from data import foreign, learn
 from judges import rules
 from sample import Plan
-from system import huggingface
 from tools import complete, page
 
 TOK = data.Tokenizer.bytes()

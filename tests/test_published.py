@@ -18,10 +18,11 @@ import config
 import model
 import rewards
 import sample
+from checkpoints import checkpoint, huggingface
 from data import bpe
 from data.texts import completion_ids
 from rl import loss_mask
-from system import checkpoint, disk, huggingface
+from system import disk
 from tools import complete
 
 SIZES = dict(vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

@@ -12,7 +12,9 @@ from shared import byte_model, logits_of, write_rows
 import config
 import model
 import train
-from system import adapters, checkpoint, huggingface, kernels, memory
+from checkpoints import adapters, checkpoint, huggingface
+from loop import memory
+from system import kernels
 from tools import complete
 from variants import lora, quantized
 

@@ -1,4 +1,4 @@
-"""system/report.py, tools/compare.py: pages that fetch nothing, show what the logs say, and take texts as text."""
+"""loop/report.py, tools/compare.py: pages that fetch nothing, show what the logs say, and take texts as text."""
 import json
 import os
 import re
@@ -11,7 +11,8 @@ import pytest
 from browser import needs_browser
 
 import config
-from system import checkpoint, report, runs
+from checkpoints import checkpoint
+from loop import report, runs
 from tools import compare
 
 HOSTILE = "</script><script>alert(1)</script>\x00\x1b &amp; ]]> ⏎ \ud800 \"'"

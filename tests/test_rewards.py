@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import config
 import rewards
 from judges import programs
+from loop import run_rewards
 from rewards import REWARDS, combine, resolve, summary
-from system import run_rewards
 from tools import score
 
 NAMES = """syntax tests tests_all quality performance format fenced exact contains regex keywords json xml xml_tags math

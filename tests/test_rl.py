@@ -25,11 +25,12 @@ import rewards
 import rl
 import sample
 import train
+from checkpoints import checkpoint, huggingface
 from data import texts
 from data.texts import completion_ids, encode_split, split_rows
 from judges import own
-from system import checkpoint, collapse, evaluation, huggingface, in_memory, rollout_log, run_rewards, runs, setup
-from system.start import prepare, with_ids
+from loop import collapse, evaluation, in_memory, rollout_log, run_rewards, runs, setup
+from loop.start import prepare, with_ids
 from variants import (  # noqa: F401  (estimators)
     entropy_bonus,
     exact,

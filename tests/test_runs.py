@@ -1,4 +1,4 @@
-"""system/runs.py: checkpoints appear whole or not at all, logs lose nothing, and runs are really killed."""
+"""loop/runs.py: checkpoints appear whole or not at all, logs lose nothing, and runs are really killed."""
 import builtins
 import contextlib
 import dataclasses
@@ -27,7 +27,9 @@ import config
 import data
 import model
 import train
-from system import checkpoint, disk, huggingface, resume, runs, same_run
+from checkpoints import checkpoint, huggingface, resume
+from loop import runs, same_run
+from system import disk
 from tools import complete, score
 
 TOK = data.Tokenizer.bytes()
@@ -390,7 +392,7 @@ def test_a_run_killed_five_times_at_random_and_resumed_equals_the_unbroken_one_b
 def test_used_memory_is_not_given_back():
     program = """if True:
         import resource
-        from system import runs
+        from loop import runs
         runs.prepare_process()
         import jax, jax.numpy as jnp
         f = jax.jit(lambda x: jnp.sin(x @ x) @ x)  # 3 times 16 MB, and as much for what is between

@@ -19,8 +19,9 @@ import data
 import diffusion
 import model
 import sample
+from checkpoints import checkpoint, huggingface
 from sample import Plan, generate, row_keys
-from system import checkpoint, huggingface, kernels, sharding, terminal
+from system import kernels, sharding, terminal
 from system.top_p import nucleus
 from tools import complete
 from variants import caches, dream, dynamic, repetition_penalty, static  # noqa: F401
@@ -900,7 +901,7 @@ def test_each_line_of_a_text_file_is_a_prompt(folder, capsys, tmp_path, monkeypa
 
 
 def test_the_program_prepares_its_process_and_takes_the_name_of_a_config(folder, capsys, monkeypatch):
-    from system import runs
+    from loop import runs
     prepared = []
     monkeypatch.setattr(runs, "prepare_process", lambda: prepared.append(1))
     shown = run(capsys, folder, "--prompt=abc", "--diffusion_steps=2", "--show")[1]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import model
+from checkpoints import checkpoint, huggingface
 from data import making
 from data.bpe import CHARACTER, Tokenizer
 from data.smollm2 import prepare as smollm2
-from system import checkpoint, huggingface
 
 tokenizers = pytest.importorskip("tokenizers")
 CFG = model.ModelConfig(vocab_size=260, n_layer=2, n_head=4, n_kv_head=2, d_model=64, d_ff=96, causal=True, shift=True,

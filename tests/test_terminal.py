@@ -22,7 +22,9 @@ import data
 import model
 import rl
 import train
-from system import checkpoint, hosts, memory, runs, same_run, terminal, unknown
+from checkpoints import checkpoint
+from loop import memory, runs, same_run
+from system import hosts, terminal, unknown
 from tools import complete, score
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
@@ -51,7 +53,7 @@ def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
     (tmp_path / "FILE").write_text("")
     place = lambda text: text.replace("TMP", str(tmp_path))
     monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
-    monkeypatch.setattr("system.start.find_or_train", lambda *_: pytest.fail("a base was trained first"))
+    monkeypatch.setattr("loop.start.find_or_train", lambda *_: pytest.fail("a base was trained first"))
     monkeypatch.setattr(sys, "argv", ["train.py", *place(command).split()])
     with pytest.raises(SystemExit) as e:
         train.main()

@@ -15,10 +15,12 @@ import data
 import model
 import rewards
 import train
+from checkpoints import checkpoint, huggingface
 from data import texts
 from data.tiny import prepare as tiny
 from judges import formats
-from system import checkpoint, disk, drawn, huggingface, runs, same_run
+from loop import runs, same_run
+from system import disk, drawn
 from variants import curriculum
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",

@@ -26,8 +26,10 @@ import data
 import model
 import rl
 import train
-from system import checkpoint, disk, resume, runs, terminal
-from system.start import prepare
+from checkpoints import checkpoint, resume
+from loop import runs
+from loop.start import prepare
+from system import disk, terminal
 from tools import complete
 
 SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)

@@ -34,8 +34,10 @@ import rewards
 import rl
 import sample
 import train
+from checkpoints import checkpoint
 from data import bpe, texts
-from system import checkpoint, hosts, report, runs, same_run, settings, setup, sharding, terminal
+from loop import report, runs, same_run, setup
+from system import hosts, settings, sharding, terminal
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
 ROOT = Path(__file__).parent.parent

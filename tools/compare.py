@@ -20,8 +20,10 @@ import os
 
 import numpy as np
 
-from system import checkpoint, disk, runs, same_run, terminal
-from system import report as pages
+from checkpoints import checkpoint
+from loop import report as pages
+from loop import runs, same_run
+from system import disk, terminal
 
 # Keys that may differ between seeds of one recipe. (`use` names the files of settings that are recorded, too.)
 APART = "seed", "out_dir", "init_from", "base", "use", "model.use"

@@ -22,8 +22,10 @@ from tqdm import tqdm
 import config
 import data
 import sample
+from checkpoints import checkpoint, huggingface
+from loop import runs
 from sample import Plan
-from system import checkpoint, huggingface, runs, sections, sharding, terminal, unknown
+from system import sections, sharding, terminal, unknown
 from tools.options import HOLES, PLAN, TRAINED, parser
 
 # ---- the model -------------------------------------------------------------------------------------------------------

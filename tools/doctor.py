@@ -29,7 +29,7 @@ import numpy as np
 import data
 import diffusion
 import model
-from system import checkpoint, huggingface
+from checkpoints import checkpoint, huggingface
 
 WIDTH = 80  # tokens per text
 FEWEST = 112  # tokens of the whole text

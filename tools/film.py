@@ -18,9 +18,9 @@ import numpy as np
 
 import data
 import sample
+from checkpoints import checkpoint
 from judges import rules
-from system import checkpoint
-from system.report import PAUSE, SECONDS, appear
+from loop.report import PAUSE, SECONDS, appear
 
 CELL, GAP, TITLE = 34, 28, 30  # pixels
 STYLE = """<style>text { font: 15px ui-sans-serif, sans-serif; text-anchor: middle; fill: #1f2328 }

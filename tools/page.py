@@ -25,8 +25,8 @@ import numpy as np
 import data
 import model
 from data import bpe, texts
+from loop import report, same_run
 from sample import Plan
-from system import report, same_run
 from variants import entropy, factor
 
 LARGEST = 5_000_000  # parameters

@@ -26,8 +26,10 @@ import data
 import model
 import rl
 import sample
+from checkpoints import checkpoint, huggingface
 from config import Config
-from system import checkpoint, cost, fit, huggingface, memory, placement, sections, setup, start, terminal
+from loop import cost, fit, memory, setup, start
+from system import placement, sections, terminal
 
 
 class Device(NamedTuple):

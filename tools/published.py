@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any, NamedTuple
 
-from system import foreign, huggingface
+from checkpoints import foreign, huggingface
 
 
 class Published(NamedTuple):

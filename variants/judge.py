@@ -21,9 +21,10 @@ import data
 import model
 import rl
 import sample
+from checkpoints import checkpoint
 from data import texts
 from judges.model_judge import encode, rate, sigmoid
-from system import checkpoint, sharding
+from system import sharding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 import config
 import model
-from system import memory
-from system.adapters import adapter_shapes
+from checkpoints.adapters import adapter_shapes
+from loop import memory
 
 TARGETS = "q", "k", "v", "o", "gate", "up", "down"
 

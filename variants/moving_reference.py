@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 import config
-from system import memory, sharding
+from loop import memory
+from system import sharding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -145,6 +145,6 @@ def main():
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     import model
+    from checkpoints import huggingface
     from data import making
-    from system import huggingface
     main()

@@ -24,10 +24,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import data
 import model
+from checkpoints import huggingface
 from data import bpe, byte_merges, foreign, learn
 from data.acecode import prepare as real_acecode
 from data.countdown_tasks import prepare as real_countdown
-from system import disk, drawn, huggingface
+from system import disk, drawn
 from variants import moe
 
 HERE = Path(__file__).parent

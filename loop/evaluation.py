@@ -17,7 +17,8 @@ import rewards
 import sample
 from data import texts
 from judges import rules
-from system import run_rewards, sections, sharding
+from loop import run_rewards
+from system import sections, sharding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,9 @@ import config
 import data
 import model
 import rl
-from system import checkpoint, hosts, memory, runs, sections, sharding, start
+from checkpoints import checkpoint
+from loop import memory, runs, start
+from system import hosts, sections, sharding
 
 
 def read_metrics(unread, last, cfg):
@@ -100,7 +102,7 @@ def setup(cfg, claims, train):
     task = task._replace(init=None)
     del params, first_params  # nothing outside the state and the base may stay on the device; a task holds its start
     if resuming:
-        from system import resume  # a run that begins reads no state
+        from checkpoints import resume  # a run that begins reads no state
 
         state, run = resume.restore(resumed, state)
     elif resumed:

@@ -8,7 +8,7 @@ import math
 import config
 import model
 from config import Config
-from system import memory
+from loop import memory
 
 
 def pass_flops(cfg, rows, scored, width, keys, last=None):

@@ -27,10 +27,12 @@ import numpy as np
 from tqdm import tqdm
 
 import config
+from checkpoints import checkpoint
 from config import Config
 from data import cache_folder, plain
-from system import checkpoint, collapse, disk, hosts, sections, terminal
-from system import report as pages
+from loop import collapse
+from loop import report as pages
+from system import disk, hosts, sections, terminal
 
 
 @dataclasses.dataclass(frozen=True)

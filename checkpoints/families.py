@@ -8,8 +8,8 @@ A family that differs from another in names only is one entry.
 import functools
 
 import model
-from system import huggingface
-from system.huggingface import FAMILIES, TOKEN_KEYS, Family
+from checkpoints import huggingface
+from checkpoints.huggingface import FAMILIES, TOKEN_KEYS, Family
 
 # Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
 # several tensors have one name, their rows are one tensor in the file.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import config
 from config import Config
-from system import cost, memory
+from loop import cost, memory
 
 
 class Fit(NamedTuple):

@@ -13,10 +13,12 @@ import jax
 import config
 import data
 import sample
+from checkpoints import checkpoint, huggingface
 from config import Config
 from data import texts
+from loop import memory, run_rewards
 from model import ModelConfig
-from system import checkpoint, disk, hosts, huggingface, kernels, memory, run_rewards
+from system import disk, hosts, kernels
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -52,7 +54,7 @@ def check(cfg):
 def check_shape(cfg, shape):
     """Refuse a run that a model of this shape cannot do or is too large for."""
     if config.has_frozen_base(cfg):
-        from system import adapters  # for a run with LoRA
+        from checkpoints import adapters  # for a run with LoRA
 
         adapters.check_targets(shape, cfg.lora_targets)
     check_fits(cfg, shape)
@@ -71,7 +73,7 @@ def memory_lines(cfg):
     """Return the line that says what a run needs and, if that is too much, one that says which keys to change."""
     if memory.estimate_bytes(cfg)["peak"] <= memory.device_memory():
         return [memory.summary(cfg)]
-    from system import fit  # other runs need no other keys
+    from loop import fit  # other runs need no other keys
 
     return fit.describe(cfg)
 
@@ -107,7 +109,7 @@ def find_or_train(path: str, train: Callable, base: Config | None = None) -> str
         print(f"this run starts from {path}, which has not been run to its end: that first, into {base.out_dir}")
         train(dataclasses.replace(base, resume=bool(steps)))
     else:
-        from system import same_run
+        from loop import same_run
 
         same_run.check_base(path, base, run["config"])
     return base.out_dir
@@ -128,7 +130,7 @@ def find_checkpoint(cfg):
     if was is None:  # somebody else's model: it can be evaluated, and `restore` refuses to resume it
         return cfg, folder
     if cfg.resume:
-        from system import same_run
+        from loop import same_run
 
         same_run.check(cfg, was, folder)
     base = config.base_run(cfg)
@@ -137,7 +139,7 @@ def find_checkpoint(cfg):
         print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
     start = was["init_from"]
     if cfg.resume and config.has_frozen_base(cfg):
-        from system import adapters
+        from checkpoints import adapters
 
         start = adapters.read_adapters(folder)[0]
     family = {"open_as": was["open_as"]} if was.get("open_as") else {}
@@ -179,7 +181,7 @@ def open_model(cfg, folder, adapting):
     if adapting:
         if not shape.causal:
             raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
-        from system.adapt import adapt  # a denoiser needs none of it
+        from checkpoints.adapt import adapt  # a denoiser needs none of it
 
         params, shape = adapt(params, shape, tok.mask_id, cfg.model)
     elif hasattr(shape, "block_causal") and hasattr(cfg.model, "block_causal"):

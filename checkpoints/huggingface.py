@@ -105,7 +105,7 @@ JUDGE_HEAD = "score.weight"  # (1, D), as in transformers' ...ForSequenceClassif
 
 def plug_families() -> types.ModuleType:
     """Let the other families add themselves to FAMILIES -> the module that has them."""
-    return importlib.import_module("system.families")
+    return importlib.import_module("checkpoints.families")
 
 
 def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
@@ -224,7 +224,7 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
     if cfg.max_positions is None:  # others do not read null
         del theirs[family.keys["max_positions"]]
     if hasattr(cfg, "rope_scaling"):
-        from system import foreign  # which knows how others say it
+        from checkpoints import foreign  # which knows how others say it
 
         theirs["rope_scaling"] = foreign.written_rope(cfg.rope_scaling)
     params = jax.tree.map(functools.partial(as_stored, dtype), params)
@@ -287,7 +287,7 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     family, theirs = FAMILIES[kind], disk.read_json(path)
     others = open_as or theirs.get("architectures") != [family.architecture] or kind != next(iter(FAMILIES))
     if others := others or bool(theirs.keys() & UNUSUAL):
-        from system import foreign
+        from checkpoints import foreign
 
         theirs = foreign.understand(folder, theirs, kind, open_as, FAMILIES)
     waived = BLOCK_LENGTHS if open_as else ()
@@ -380,7 +380,7 @@ def load_folder(
     places, shapes = list(tensor_places(cfg, n_out, kind)), model.shapes(cfg, n_out)
     dtype = dtype or dtype_in(files, places)
     if files.keys() != {place.name for place in places}:
-        from system import foreign
+        from checkpoints import foreign
 
         files = foreign.without_copies(folder, files, places, FAMILIES[kind].tensors)
     params = load_tensors(folder, files, places, shapes, dtype, (f"{kind} model", "config.json"), pack)

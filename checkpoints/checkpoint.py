@@ -20,9 +20,10 @@ import numpy as np
 
 import config
 import model
+from checkpoints import huggingface
 from data import bpe
 from data.bpe import Tokenizer
-from system import disk, hosts, huggingface, sections
+from system import disk, hosts, sections
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +120,7 @@ def load(
     kind = family_to_open(folder, open_as)
     if not huggingface.has_adapters(folder):
         return huggingface.load_folder(folder, dtype, kind, pack)
-    from system import adapters  # a folder without them needs none of it
+    from checkpoints import adapters  # a folder without them needs none of it
 
     return adapters.load_merged(folder, dtype, find, kind, pack)
 
@@ -199,7 +200,7 @@ def update_run(cfg: Any, step: int, **changes: Any) -> None:
 def checkpoint_files(cfg, state, best, finished):
     """Make the files of a checkpoint, as `write_files` takes them. Each process writes its parts of the state."""
     if config.has_frozen_base(cfg):
-        from system import adapters
+        from checkpoints import adapters
 
         files = adapters.adapter_files(state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)
     else:

@@ -112,7 +112,7 @@ def weight_bytes(cfg):
     wide, trained = bytes_per_number(m), n
     params = 4 * n + (2 * n if wide == 2 else 0)  # float32, and a copy cast to 16 bits
     if config.has_frozen_base(cfg):
-        from system import adapters  # other runs do not load them
+        from checkpoints import adapters  # other runs do not load them
 
         trained = adapters.count(cfg)
         params = adapters.base_bytes(m, config.pack_of(cfg), n, wide) + 4 * trained

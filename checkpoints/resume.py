@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from system import checkpoint, disk, placement, sharding
+from checkpoints import checkpoint
+from system import disk, placement, sharding
 
 
 class Piece(NamedTuple):

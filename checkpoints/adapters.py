@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 import model
-from system import disk, huggingface, kernels
-from system.huggingface import ADAPTER_CONFIG, JUDGE_HEAD, Place
+from checkpoints import huggingface
+from checkpoints.huggingface import ADAPTER_CONFIG, JUDGE_HEAD, Place
+from system import disk, kernels
 
 PEFT_PREFIX = "base_model.model."  # of the names of the base's tensors
 PEFT_REQUIRES = {
