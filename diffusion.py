@@ -5,8 +5,8 @@ A share t of the tokens is replaced by the mask token, and the model learns to p
 is all masks. Two things are made from masked copies of a text: the training loss, and the log-probabilities that
 reinforcement learning needs. Masks are drawn before a loss is computed, so a loss is a plain function of parameters and
 arrays. To add an estimator of log-probabilities, write one function that returns Views and add it to ESTIMATORS. Models
-whose tokens do not all see each other may be masked in another way and have their noisy copies elsewhere: their files
-in variants/ add that to NOISES.
+whose tokens do not all see each other may be masked in another way (NOISES) and have their noisy copies elsewhere
+(COPIES): their files in variants/ add that.
 """
 
 import functools
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import model
-from system import kernels, settings, sharding
+from system import kernels, sharding
 from system.kernels import wanted_in_chunks
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
@@ -70,6 +70,11 @@ def weight(t):
 
 # ---- what the logits say about given tokens --------------------------------------------------------------------------
 
+# At most this many bytes of logits exist at a time (220 positions of a vocabulary of 152,000). Smaller chunks read the
+# head too often; larger ones waste memory, as the entropy's gradient holds seven such arrays.
+LOGITS_BYTES = 2**27
+
+
 gather_logp = kernels.token_logp  # logits (..., V), tokens x (...) -> log p of the tokens (...)
 entropy = kernels.entropy  # logits (..., V) -> (...) in nats
 
@@ -87,7 +92,7 @@ def read_logits(params, h, cfg, fn, scored, arrays):
     def some(h, *arrays):
         return fn(model.readout(params, h, cfg), *arrays)
 
-    n = max(kernels.LOGITS_BYTES // (4 * cfg.vocab_size), 1)
+    n = max(LOGITS_BYTES // (4 * cfg.vocab_size), 1)
     h = h.reshape(-1, h.shape[-1])
     flat = [a.reshape(-1) for a in arrays]
     out = wanted_in_chunks(some, n, scored.reshape(-1), h, *flat)
@@ -114,6 +119,39 @@ def mask_rows(key, x, maskable, valid, cfg):
     return z, masked, t[:, None]
 
 
+# How a text is masked: key, x, maskable, valid (B, T), cfg -> z with masks, masked (B, T), t (B, T or 1): of what share
+# each token is. Blocks are masked one by one; a causal model's text stays as it is, and all its tokens count.
+NOISES = {"rows": mask_rows}
+
+
+def chosen(table, cfg):
+    """Return the entry of a table that bears the name of a variant of the model, or that of "rows"."""
+    return model.chosen(table, cfg, "rows")
+
+
+def draw_masks(key, batch, cfg, norm):
+    """Draw the masks of a batch, as `noise` does -> z with masks, masked, t, the weight of each token in the mean."""
+    x, maskable, valid = batch
+    n = maskable.sum(1)
+    if norm == "token":
+        per_token = 1 / jnp.maximum(n.sum(), 1)
+    else:
+        per_token = 1 / jnp.maximum(n, 1)[:, None] / len(x)
+    z, masked, t = chosen(NOISES, cfg)(key, x, maskable, valid, cfg)
+    return z, masked, t, per_token
+
+
+def noise(key, batch: tuple, cfg, norm="token") -> NoisyBatch:
+    """Draw the masks of a batch (tokens, maskable, valid): (B, T) each; maskable: True where a token may be masked.
+
+    norm "token": the loss averages over the tokens of the batch (LLaDA's pre-training); "completion": over texts, each
+    over its own length (LLaDA's SFT)."""
+    z, masked, t, per_token = draw_masks(key, batch, cfg, norm)
+    w = masked * weight(t) * per_token
+    x, _, valid = batch
+    return NoisyBatch(x, z[:, None], w[:, None], valid)
+
+
 def states_of_rows(params, x, z, cfg, valid, start):
     """Compute the states of noisy copies, each a row of its own."""
     B, n, T = z.shape
@@ -123,63 +161,18 @@ def states_of_rows(params, x, z, cfg, valid, start):
     return h.reshape(B, n, T - start, -1)
 
 
-def one_part(valid, T, cfg):
-    """Say that all tokens are in one part of the text."""
-    return jnp.zeros((1, T), int), False
-
-
-class Noise(NamedTuple):
-    """How the texts of a kind of model get their masks. Blocks are masked one by one; a causal model's text stays as it
-    is, and all its tokens count."""
-
-    # key, x, maskable, valid (B, T), cfg -> z with masks, masked (B, T), t (B, T or 1): the probability of a mask there
-    mask: Callable
-    states: Callable = states_of_rows  # params, x, z, cfg, valid, start -> the states of `diffusion.hidden`
-    # valid, T, cfg -> for each token (B or 1, T) the number of the part of the text that it is filled with, and True
-    # if it is predicted from the parts before that one
-    parts: Callable = one_part
-
-
-NOISES = settings.Table(all=Noise(mask_rows))  # by ModelConfig.mask
-
-
-def noise_of(cfg):
-    """Return the Noise of a ModelConfig. Models with a mask that is not here are masked as rows, too."""
-    return NOISES.get(cfg.mask, NOISES["all"])
-
-
-def draw_masks(key, batch, cfg, norm):
-    """Draw the masks of a batch, as `noise` does -> z with masks, masked, t, the weight of each token in the mean."""
-    x, maskable, valid = batch[:3]
-    n = maskable.sum(1)
-    if norm == "token":
-        per_token = 1 / jnp.maximum(n.sum(), 1)
-    else:
-        per_token = 1 / jnp.maximum(n, 1)[:, None] / len(n)
-    z, masked, t = noise_of(cfg).mask(key, x, maskable, valid, cfg)
-    return z, masked, t, per_token
-
-
-def noise(key, batch, cfg, norm="token") -> NoisyBatch:
-    """Draw the masks of a data.Batch, or of a tuple (tokens, maskable, valid): (B, T) each, valid may be None.
-
-    norm "token": the loss averages over the tokens of the batch (LLaDA's pre-training); "completion": over texts, each
-    over its own length (LLaDA's SFT)."""
-    z, masked, t, per_token = draw_masks(key, batch, cfg, norm)
-    w = masked * weight(t) * per_token
-    x, _, valid = batch[:3]
-    return NoisyBatch(x, z[:, None], w[:, None], valid)
+COPIES = {"rows": states_of_rows}  # blocks have the copies of a text behind it, in one row
 
 
 def in_rows(cfg):
-    """True if a noisy copy is a row of its own; those of blocks stand behind their text, in one row."""
-    return noise_of(cfg).states is states_of_rows
+    """True if a noisy copy is a row of its own."""
+    return chosen(COPIES, cfg) is states_of_rows
 
 
 def hidden(params, x, z, cfg, valid=None, start=0):
     """Compute the states of noisy copies: texts x (B, T), copies z (B, n, T) -> (B, n, T - start, D), [..., i, :]
     about token start + i."""
-    return noise_of(cfg).states(params, x, z, cfg, valid, start)
+    return chosen(COPIES, cfg)(params, x, z, cfg, valid, start)
 
 
 def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Array, dict]:
@@ -200,14 +193,14 @@ def logp_and_hit(logits, x):
     return gather_logp(logits, x), kernels.likeliest(logits) == x
 
 
-def likelihood(params, batch, key, cfg, n=8, start=0) -> jax.Array:
+def likelihood(params, batch: tuple, key, cfg, n=8, start=0) -> jax.Array:
     """Bound the log-likelihood of each text (B,) in nats, from n masks each (LLaDA's rule); a causal model's is exact.
 
     batch: as for `noise`. With one key all rows share their masks, so a text scores the same in any row or padding.
     With keys (B,) each row has its own, and a mean over rows varies less."""
-    x, maskable, valid = batch[:3]
+    x, maskable, valid = batch
     if cfg.causal:
-        share = maskable[:, None]
+        share = maskable[None]
         masked = jnp.zeros_like(share)
     else:
         masked, share = likelihood_masks(key.reshape(-1), maskable, n)
@@ -216,13 +209,12 @@ def likelihood(params, batch, key, cfg, n=8, start=0) -> jax.Array:
     def logp_alone(logits, x, place):
         return (gather_logp(logits, x),)
 
-    scored = share > 0
-    (logp,) = view_logp(params, x, masked, cfg, valid, start, chunk, scored, logp_alone)
-    return sharding.replicate((share * logp).sum((1, 2)))
+    (logp,) = view_logp(params, x, masked, cfg, valid, start, chunk, share > 0, logp_alone)
+    return sharding.replicate((share * logp).sum((0, 2)))
 
 
 def likelihood_masks(keys, maskable, n):
-    """Draw n masks of evenly spread sizes for each row: keys (B or 1,), maskable (B, T) -> masked, weight (B, n, T)."""
+    """Draw n masks of evenly spread sizes for each row: keys (B or 1,), maskable (B, T) -> masked, weight (n, B, T)."""
     L = maskable.sum(1)
     T = maskable.shape[1]
 
@@ -238,7 +230,7 @@ def likelihood_masks(keys, maskable, n):
         draws = uniform(j, T)[:, ::-1]  # a token's number depends on its distance from the end, not on padding
         return least_noisy(draws, maskable, count), L / count / n
 
-    masked, w = jax.vmap(one, out_axes=1)(jnp.arange(n))
+    masked, w = jax.vmap(one)(jnp.arange(n))
     return masked, masked * w[..., None]
 
 
@@ -259,8 +251,8 @@ def likelihood_masks(keys, maskable, n):
 
 
 class Views(NamedTuple):
-    masked: jax.Array  # (B, K, T) bool
-    weight: jax.Array  # (B, K, T) of log p in each view, 0 where the view does not score the token
+    masked: jax.Array  # (K, B, T) bool
+    weight: jax.Array  # (K, B, T) of log p in each view, 0 where the view does not score the token
     share: jax.Array  # (B, T) of each token in the loss, 0 where no view scores it
 
 
@@ -276,16 +268,15 @@ class EstimatorInputs(NamedTuple):
 
 
 def split_weight(masked, w):
-    """Split weights w (B, K, T) of an unbiased sum over views into those of a mean over the views that score a token,
+    """Split weights w (K, B, T) of an unbiased sum over views into those of a mean over the views that score a token,
     and that token's share of the loss."""
-    share = w.sum(1)
-    mean = w / jnp.where(share > 0, share, 1)[:, None]
-    return Views(masked, mean, share)
+    share = w.sum(0)
+    return Views(masked, w / jnp.where(share > 0, share, 1), share)
 
 
 def one_step(key, completion, inputs):
     """d1: mask the whole completion. (variants/masked_prompt.py also masks tokens of the prompt.)"""
-    masked = completion[:, None]
+    masked = completion[None]
     return Views(masked, masked, completion)
 
 
@@ -299,8 +290,8 @@ def coupled(key, completion, inputs):
     draws = jax.random.uniform(mask_key, completion.shape)
     part = completion & (draws < t)
     rest = completion & ~part
-    masked = jnp.stack([completion, part, rest], 1)
-    weights = jnp.stack([completion, part / t, rest / (1 - t)], 1)
+    masked = jnp.stack([completion, part, rest])
+    weights = jnp.stack([completion, part / t, rest / (1 - t)])
     return Views(masked, weights / 2, completion)
 
 
@@ -319,38 +310,38 @@ def coupled_elbo(key, completion, inputs):
     L, u, mask_key = mask_counts(key, completion, inputs.n)
     count = jnp.floor(u * (L + 1))
     masked = random_subsets(mask_key, completion, count)
-    masked = jnp.concatenate([masked, completion[:, None] & ~masked], 1)
-    count = jnp.concatenate([count, L - count], 1)
+    masked = jnp.concatenate([masked, completion & ~masked])
+    count = jnp.concatenate([count, L - count])
     each = (L + 1) / (2 * inputs.n * jnp.maximum(count, 1))
     return split_weight(masked, masked * each[..., None])
 
 
 def mask_counts(key, completion, n):
-    """Draw what both ELBO estimators use -> L (B, 1), u (B, n) stratified over all views, a key for the masks."""
+    """Draw what both ELBO estimators use -> L (B,), u (n, B) stratified over all views, a key for the masks."""
     t_key, mask_key = jax.random.split(key)
-    u = strata(t_key, n * len(completion)).reshape(n, -1).T
-    return completion.sum(1, keepdims=True), u, mask_key
+    u = strata(t_key, n * len(completion)).reshape(n, -1)
+    return completion.sum(1), u, mask_key
 
 
 def random_subsets(key, among, counts):
-    """Draw a `random_subset` for each of n views: counts (B, n) -> (B, n, T) bool."""
-    keys = jax.random.split(key, counts.shape[1])
-    subsets = [random_subset(key, among, count) for key, count in zip(keys, counts.T, strict=True)]
-    return jnp.stack(subsets, 1)
+    """Draw a `random_subset` for each of n views: counts (n, B) -> (n, B, T) bool."""
+    keys = jax.random.split(key, len(counts))
+    subsets = [random_subset(key, among, count) for key, count in zip(keys, counts, strict=True)]
+    return jnp.stack(subsets)
 
 
-ESTIMATORS = settings.Table(
-    one_step=one_step,
-    coupled=coupled,
-    elbo=elbo,
-    coupled_elbo=coupled_elbo,
-)
+ESTIMATORS: dict[str, Callable[..., Views]] = {
+    "one_step": one_step,
+    "coupled": coupled,
+    "elbo": elbo,
+    "coupled_elbo": coupled_elbo,
+}
 
 
 def views(key: jax.Array, name: str, completion: jax.Array, **inputs) -> Views:
     """Draw the views of the estimator of this name. completion (B, T): True on the tokens that the model wrote; inputs:
     fields of EstimatorInputs."""
-    settings.plugged(ESTIMATORS, name)
+    model.plugged(ESTIMATORS, name)
     masked, w, share = ESTIMATORS[name](key, completion, EstimatorInputs(**inputs))
     return Views(masked, w.astype(jnp.float32), share.astype(jnp.float32))
 
@@ -371,14 +362,14 @@ def logp_and_entropy(logits, x, place):
 
 
 def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=None, say=logp_and_entropy):
-    """Compute log p of every token in every noisy copy, and the entropy there: x (B, T), masked (B, K, T) -> two
-    (B, K, T), 0 before column `start`.
+    """Compute log p of every token in every noisy copy, and the entropy there: x (B, T), masked (K, B, T) -> two
+    (K, B, T), 0 before column `start`.
 
-    chunk: how many of the B * K copies are in memory at a time (None: all); it must divide B * K. For the gradient each
-    chunk is computed again. scored (B, K, T): where you use the result; elsewhere it may be 0 (None: you use all).
+    chunk: how many of the K * B copies are in memory at a time (None: all); it must divide K * B. For the gradient each
+    chunk is computed again. scored (K, B, T): where you use the result; elsewhere it may be 0 (None: you use all).
     say(logits (N, V), x (N,), Place) -> a tuple of (N,): what to compute from logits, if not log p and entropy."""
-    B, K, T = masked.shape
-    n_copies = B * K
+    K, B, T = masked.shape
+    n_copies = K * B
     chunk = chunk or n_copies
     if n_copies % chunk:
         raise ValueError(f"chunk={chunk} does not divide {K} views of {B} rows")
@@ -386,11 +377,15 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
     # packs, of per_text copies of one text. Else a pack is a copy. A part is as many packs as make `chunk` copies.
     per_text = 1 if in_rows(cfg) else math.gcd(chunk, K)
     scored = jnp.ones_like(masked) if scored is None else scored
-    parts = (
-        jnp.arange(B).repeat(K // per_text),
-        masked.reshape(-1, per_text, T),
-        scored.reshape(-1, per_text, T),
-    )
+
+    def by_text(a):  # (K, B, T) -> (packs, per_text, T)
+        return a.swapaxes(0, 1).reshape(-1, per_text, T)
+
+    def by_view(a):  # (packs, per_text, T - start) -> (K, B, T)
+        a = a.reshape(B, K, T - start).swapaxes(0, 1)
+        return jnp.pad(a, ((0, 0), (0, 0), (start, 0)))
+
+    parts = jnp.arange(B).repeat(K // per_text), by_text(masked), by_text(scored)
     in_parts = chunk < n_copies
     of_part = functools.partial(part_logp, params, x, cfg, valid, start, say, cfg.remat and in_parts)
     if not in_parts:
@@ -400,11 +395,6 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
         # a whole chunk as well would cost one more forward pass.
         of_part = of_part if cfg.remat else jax.checkpoint(of_part)
         out = jax.lax.map(of_part, sharding.cut(parts, n_copies // chunk))
-
-    def by_view(a):  # (packs, per_text, T - start) -> (B, K, T)
-        a = a.reshape(B, K, T - start)
-        return jnp.pad(a, ((0, 0), (0, 0), (start, 0)))
-
     return tuple(by_view(a) for a in out)
 
 
@@ -428,3 +418,10 @@ def part_logp(params, x, cfg, valid, start, say, recompute, part):
         return read_logits(params, h, cfg, at_place, scored[..., start:], arrays)
 
     return (jax.checkpoint(read) if recompute else read)(params, h)
+
+
+def token_logp(params, x, views: Views, cfg, valid=None, start=0, chunk=None):
+    """Estimate log p of each token of x (B, T): sum its log p over the views by their weights -> (B, T), 0 where no
+    view scores it."""
+    logp, _ = view_logp(params, x, views.masked, cfg, valid, start, chunk, scored=views.weight != 0)
+    return (views.weight * logp).sum(0)

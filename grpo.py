@@ -24,14 +24,19 @@ from jax.typing import ArrayLike
 # ---- advantages ------------------------------------------------------------------------------------------------------
 
 
-def moments(values: Array, axis: int | tuple[int, ...]) -> tuple[Array, Array, Array]:
-    """Compute along an axis, which stays with length 1, the mean, the standard deviation (divided by n - 1), and n, how
-    many values are not nan."""
+class Moments(NamedTuple):
+    mean: Array
+    std: Array  # divided by n - 1
+    n: Array  # how many values are not nan
+
+
+def moments(values: Array, axis: int | tuple[int, ...]) -> Moments:
+    """Compute mean and standard deviation along an axis, which stays with length 1; nan is ignored."""
     known = ~jnp.isnan(values)
     n = known.sum(axis, keepdims=True)
     mean = jnp.where(known, values, 0).sum(axis, keepdims=True) / jnp.maximum(n, 1)
     squares = jnp.where(known, (values - mean) ** 2, 0).sum(axis, keepdims=True)
-    return mean, jnp.sqrt(squares / jnp.maximum(n - 1, 1)), n
+    return Moments(mean, jnp.sqrt(squares / jnp.maximum(n - 1, 1)), n)
 
 
 def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
@@ -45,13 +50,13 @@ def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
     # 0.1 is not 0.1, and the difference divided by a small eps is an advantage of -0.43.
     lowest = jnp.where(jnp.isnan(rewards), jnp.inf, rewards).min(1, keepdims=True)
     rewards = rewards - lowest
-    mean, std, n = moments(rewards, 1)
-    adv = rewards - mean
+    group = moments(rewards, 1)
+    adv = rewards - group.mean
     if baseline == "loo":  # RLOO: the mean of the others is n / (n - 1) times as far away
-        adv = adv * (n / jnp.maximum(n - 1, 1))
+        adv = adv * (group.n / jnp.maximum(group.n - 1, 1))
     if scale == "mean":
-        return adv / (lowest + mean + eps)
-    return adv / (std + eps) if scale == "group" else adv
+        return adv / (lowest + group.mean + eps)
+    return adv / (group.std + eps) if scale == "group" else adv
 
 
 def advantages(
@@ -82,8 +87,7 @@ def advantages(
     total = jnp.where(no_opinion, jnp.nan, jnp.nansum(weights * rewards, 0))
     adv = total if each else centred(total, baseline, scale, eps)
     if each or scale == "batch":
-        _, std, _ = moments(total, (0, 1))
-        adv /= std + eps
+        adv /= moments(total, (0, 1)).std + eps
     return jnp.nan_to_num(adv)
 
 
@@ -100,7 +104,7 @@ class LossConfig:
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     kl_beta: float = 0.0  # weight of the KL to the reference; 0: no reference needed
     kl_est: str = "k3"  # one of KLS
-    use: tuple[Any, ...] = ()  # the keys of variants, see system/sections.py
+    own: Any = None  # the settings of a loss in variants/
 
 
 def clamp(x, low, high):
@@ -202,8 +206,7 @@ class LossBatch(NamedTuple):
     mask: Array  # (B, T) True on tokens that count
     weight: Array  # (B, T) from `token_weights`
     metric_weight: Array  # (B, T) for means over tokens; sums to 1 over the whole batch
-    # (B, T) under the policy that wrote the completions. nan, or None for all: that is the policy being trained.
-    old_logp: Array | None = None
+    old_logp: Array | None = None  # (B, T) under the policy that wrote the completions; None: the one being trained
     ref_logp: Any = None  # (B, T) under the reference; None: no KL
     share: Any = 1.0  # (B, T) if the estimator scores only a sample of tokens: 0 if not scored, on average 1
 
@@ -216,12 +219,11 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
     """Compute the ratio of the policy to the old policy.
 
     logp, old_logp, mask, share (B, T) -> (B, T); for level "sequence" (B, 1), from the mean log-ratio of a completion.
-    For level "none", and where old_logp is nan or None, it is 1 and has the gradient of log p.
+    For level "none", and if old_logp is None, it is 1 and has the gradient of log p.
     """
-    current = jax.lax.stop_gradient(logp)
     if level == "none" or old_logp is None:
-        old_logp = current
-    log_ratio = logp - jnp.where(jnp.isnan(old_logp), current, old_logp)
+        old_logp = jax.lax.stop_gradient(logp)  # the ratio is 1, and its gradient that of log p
+    log_ratio = logp - old_logp
     if level == "sequence":
         total = (log_ratio * mask * share).sum(1, keepdims=True)
         log_ratio = total / jnp.maximum(mask.sum(1, keepdims=True), 1)
@@ -247,17 +249,7 @@ def k3(logr, batch):
     return jnp.expm1(logr) - logr
 
 
-def k2_sequence(logr, batch):
-    """ESPO, per completion (B, 1): (log p - log p_ref) ** 2 / 2L, where log p is the sum over its L tokens.
-
-    If all tokens drift equally, this is L times the mean of k2.
-    """
-    total = (logr * batch.mask * batch.share).sum(1, keepdims=True)
-    length = batch.mask.sum(1, keepdims=True)
-    return total**2 / (2 * jnp.maximum(length, 1))
-
-
-KLS = {"k2": k2, "k3": k3, "k2_sequence": k2_sequence}
+KLS = {"k2": k2, "k3": k3}
 
 
 def ratio_metrics(ratio: Array, batch: LossBatch, cfg: LossConfig) -> dict[str, Array]:

@@ -4,7 +4,7 @@ attention, cache writes) is in system/kernels.py.
 
 One Llama-family block serves denoisers (bidirectional, with a mask token), judges (a head of width 1) and
 autoregressive models. LLaDA, Dream, Llama, Qwen2 and Qwen3 are this network with other switches and under other tensor
-names (checkpoints/huggingface.py). Models that differ in more name another entry of one of five tables: who sees whom
+names (checkpoints/huggingface.py). Models that differ in more have another entry in one of five tables: who sees whom
 (MASKS), which state a token is predicted from (READS), what stands in place of the mlp (MLPS), how positions turn
 (ROTARY), and what is scaled or capped around all of that (NETWORKS). A file of variants/ adds its entries when a model
 needs it.
@@ -15,13 +15,13 @@ Shape letters used in the whole repository:
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from system import kernels, sections, settings, sharding
-from system.settings import Table
+from system.settings import Sections, plugged
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
 # costs nothing, and unrolled blocks copy their weights (28 in eights: 1.28 times the parameters in a forward pass).
@@ -29,8 +29,18 @@ UNROLLED = 8
 NEVER = kernels.NEVER  # the logit of a token that must not be chosen
 
 
+def chosen(table, cfg, default):
+    """Return the entry of a table that bears the name of a variant of the model, or else that of `default`. ValueError
+    if two variants have one."""
+    names = cfg.causal and "causal", *map(settings.variant_of, cfg.use)
+    found = [name for name in names if name in table]
+    if len(found) > 1:
+        raise ValueError(f"{' and '.join(found)} exclude each other in a model: they change the same part of it")
+    return table[found[0] if found else default]
+
+
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Sections, metaclass=sections.Shaped):
     vocab_size: int = 259  # V: every id there is, mask, padding and end of text included
     n_layer: int = 4  # L, blocks
     n_head: int = 4  # H, attention heads
@@ -54,32 +64,15 @@ class ModelConfig:
     end_ids: tuple[int, ...] = ()  # other tokens that end a text, such as the end of a turn in a chat
     pad_id: int | None = None  # fills a prompt on its left
     bos_id: int | None = None  # begins a text, in models that have it
-    mlp: str = "dense"  # what stands in place of the mlp, an entry of MLPS; a Shape in `use` may bring these names
-    mask: str = "all"  # who sees whom, of MASKS
-    read: str = "own"  # the state that a token is predicted from, of READS; causal and shift bring theirs
-    rotary: str = "plain"  # how positions turn, of ROTARY
-    network: str = "plain"  # what is scaled and capped, of NETWORKS
-    use: tuple[Any, ...] = ()  # the Shapes of variants, as in (blocks.Shape(block=4),)
-    kind: ClassVar[str] = "Shape"  # of the sections in `use`
+    use: tuple[Any, ...] = ()  # the settings of variants, see Sections
 
     def __post_init__(self):
         settings.check_types(self)
-        object.__setattr__(self, "use", sections.in_order(self.use, self.kind))
-        for field, name in sections.settle(self, PARTS).items():
-            object.__setattr__(self, field, name)
         settings.check(self, settings.rules_of_a_model, *(section.between_keys for section in self.use))
-
-    def brought(self):
-        """List who says which entries this model has: [(who, {field: name}), ...]."""
-        own = [("shift=True", {"read": "shifted"})] if self.shift else []
-        if self.causal:
-            own = [("causal=True", {"mask": "causal", "read": "causal"})]
-        return own + [(f"{settings.variant_of(section)}.Shape", section.brings) for section in self.use]
-
-    @property
-    def block(self):
-        """Return the length of the blocks that this model fills one after the other; None: it has none."""
-        return next((section.block for section in self.use if section.block), None)
+        if self.causal and not plugged(READS, "causal"):
+            raise ValueError("no variants/causal.py adds 'causal', which such a model needs")
+        for table in (MLPS, MASKS, READS, NETWORKS, ROTARY):
+            chosen(table, self, next(iter(table)))
 
     @property
     def ends(self):
@@ -107,7 +100,7 @@ def shapes(cfg: ModelConfig, n_out: int | None = None) -> dict:
     n_out: the width of the head (None: the vocabulary; 1: a judge)."""
     L, D, V = cfg.n_layer, cfg.d_model, cfg.vocab_size
     Q, KV = cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
-    mlp = MLPS[cfg.mlp].shapes(cfg)
+    mlp = chosen(MLPS, cfg, "dense").shapes(cfg)
     blocks = {
         "attn_norm": (L, D), "q": (L, D, Q), "k": (L, D, KV), "v": (L, D, KV), "o": (L, Q, D), "mlp_norm": (L, D), **mlp
     }  # fmt: skip
@@ -192,7 +185,7 @@ def rotary(positions, cfg):
     return jnp.cos(angle), jnp.sin(angle)
 
 
-ROTARY = Table(plain=rotary)
+ROTARY = {"plain": rotary}
 
 
 def rotate(x, cos, sin):
@@ -240,7 +233,7 @@ def block(x, w, cfg, rotation, attend, part=None):
     mixed = attend(q, k, heads(h, "v"))
     out = linear(mixed, w, "o")
     x = columns(x, part) + (norm(out, "attn_out_norm") if "attn_out_norm" in w else out)
-    return x + MLPS[cfg.mlp].apply(norm(x, "mlp_norm"), w, cfg)
+    return x + chosen(MLPS, cfg, "dense").apply(norm(x, "mlp_norm"), w, cfg)
 
 
 class Mlp(NamedTuple):
@@ -268,7 +261,7 @@ def one_stack(weights, cfg):
     return [(weights, jnp.arange(cfg.n_layer))]
 
 
-MLPS = Table(dense=Mlp(dense_shapes, dense, one_stack))
+MLPS = {"dense": Mlp(dense_shapes, dense, one_stack)}
 
 
 # ---- who sees whom ---------------------------------------------------------------------------------------------------
@@ -289,7 +282,7 @@ def see_all(i, j, z, valid, cfg, part):
 
 # Say which columns see which: query columns i (B or 1, S, 1), key columns j (1, 1, T), tokens z (B, T), valid (B, T) or
 # None, cfg, part (first, how many; None: all): which columns i are -> (B or 1, S, T) bool; None: all see all.
-MASKS = Table(all=see_all)
+MASKS = {"all": see_all}
 
 
 def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part=None) -> Callable:
@@ -297,7 +290,7 @@ def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part
     function of a layer's number that returns its Scores."""
     j = jnp.arange(z.shape[1])[None, None]
     i = columns(j[0], part)[..., None]
-    far = MASKS[cfg.mask](i, j, z, valid, cfg, part)
+    far = chosen(MASKS, cfg, "all")(i, j, z, valid, cfg, part)
     if valid is not None:  # padding sees itself: a softmax over nothing would be 0 / 0
         text = valid[:, None]
         far = text if far is None else far & (text | (i == j))
@@ -344,12 +337,12 @@ def equal_layers(mask, distance, cfg):
     return lambda layer: scores
 
 
-NETWORKS = Table(plain=Network(0, unchanged, equal_layers, unchanged))
+NETWORKS = {"plain": Network(0, unchanged, equal_layers, unchanged)}
 
 
 def network(cfg):
     """Return the Network of a ModelConfig."""
-    return NETWORKS[cfg.network]
+    return chosen(NETWORKS, cfg, "plain")
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------
@@ -362,7 +355,7 @@ def forward(params, tokens, cfg, positions, mask, part=None, attention=attention
     of these columns are returned (and, with up to UNROLLED blocks, computed in the last one). attention: that of packed
     rows is another (variants/blocks.py)."""
     params = prepared(params, cfg)
-    rotation = ROTARY[cfg.rotary](positions, cfg)
+    rotation = chosen(ROTARY, cfg, "plain")(positions, cfg)
 
     def layer(x, inputs, part=None):
         w, i = inputs
@@ -411,7 +404,7 @@ def run_layers(layer, carry, weights, cfg, part):
     if cfg.remat:
         layer = jax.checkpoint(layer)
         last_layer = jax.checkpoint(last_layer)
-    *first_layers, layers = MLPS[cfg.mlp].stacks(weights, cfg)
+    *first_layers, layers = chosen(MLPS, cfg, "dense").stacks(weights, cfg)
     for others in first_layers:
         carry, _ = jax.lax.scan(layer, carry, others, unroll=True)
     if part is None or not unroll:
@@ -452,8 +445,7 @@ def state_before(params, z, cfg, valid, start, length):
     return shifted(h, first, start, length, valid)
 
 
-READS = Table(own=own_state, shifted=state_before)
-PARTS = {"mlp": MLPS, "mask": MASKS, "read": READS, "rotary": ROTARY, "network": NETWORKS}  # by fields of ModelConfig
+READS = {"own": own_state, "shifted": state_before}
 
 
 def hidden(params, z, cfg, valid=None, start=0, length=None):
@@ -462,7 +454,7 @@ def hidden(params, z, cfg, valid=None, start=0, length=None):
 
     length None: up to the end. `start` may be traced, and (B,) if rows differ (then give length)."""
     length = z.shape[1] - start if length is None else length
-    return READS[cfg.read](params, z, cfg, valid, start, length)
+    return chosen(READS, cfg, "shifted" if cfg.shift else "own")(params, z, cfg, valid, start, length)
 
 
 def shifted(h, first, start, length, valid):

@@ -100,7 +100,12 @@ RULES: dict[str, Callable] = {
     "repetition": rules.repetition,
     "reasoning": rules.reasoning,
 }
-# Rewards that another file adds to REWARDS when it is imported.
+REWARDS: dict[str, Reward] = {
+    "diversity": diversity,
+    "passes": passes,
+}
+REWARDS |= {name: rules.per_text(rule) for name, rule in RULES.items()}
+# Rewards that another file adds to REWARDS when it is imported, which happens when one of them is asked for.
 FORMATS = "judges.formats"
 PROGRAMS = "judges.programs"
 ELSEWHERE = dict.fromkeys(
@@ -109,19 +114,6 @@ ELSEWHERE = dict.fromkeys(
     ("regex", "json", "xml", "xml_tags", "xml_soft", "xml_strict", "xml_int", "xml_answer", "math", "countdown",
      "safety"), FORMATS
 )  # fmt: skip
-
-
-class Rewards(dict[str, Reward]):
-    """Rewards by name. The file that adds one is imported when it is asked for."""
-
-    def __missing__(self, name):
-        if name in ELSEWHERE:
-            importlib.import_module(ELSEWHERE[name])
-        return dict(self)[name]
-
-
-REWARDS = Rewards({"diversity": diversity, "passes": passes})
-REWARDS |= {name: rules.per_text(rule) for name, rule in RULES.items()}
 FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # rewards that model_judge.load makes of a folder
 
 
@@ -260,7 +252,7 @@ def row_text(i, prompts, completions):
 def why_it_failed(fn, error, call_rows, prompts, completions):
     """Say how a reward failed: the line that raised, and the first row on which it fails alone -> end of a message."""
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, RuntimeError) and frames[-1].filename.endswith(os.path.join("judges", "sandbox", "pool.py")):
+    if isinstance(error, RuntimeError) and frames[-1].filename.endswith(os.path.join("judges", "sandbox.py")):
         return f": {error}"  # a failure of the machine, for which no completion is to blame
     file = getattr(getattr(inspect.unwrap(fn), "__code__", None), "co_filename", None)
     at = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
@@ -291,6 +283,13 @@ def check_scores(name, scores, prompts, completions):
             raise ValueError(f"reward {name!r} returned {value!r} for {row}: a finite number or None is needed")
 
 
+class Combined(NamedTuple):
+    """The rewards of n completions; nan: no opinion."""
+
+    total: np.ndarray  # (n,) weighted sum over the rewards
+    parts: dict[str, np.ndarray]  # each reward by name (n,), and everything it logged as NAME/NOTE (n,)
+
+
 def combine(
     fns: dict[str, Reward],
     weights: Sequence[float] | None,
@@ -298,11 +297,10 @@ def combine(
     completions: list[str],
     columns: dict[str, list],
     change: Callable[[np.ndarray], np.ndarray] = np.asarray,
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Score n completions with every reward, change its values, and add up -> their weighted sum (n,), and parts: each
-    reward by name (n,), and everything it logged as NAME/NOTE (n,).
+) -> Combined:
+    """Score completions with every reward, change its values, and add up.
 
-    A value is nan without an opinion, the sum if no reward with a weight other than 0 has one. weights None: all 1.
+    The total is nan if no reward with a weight other than 0 has an opinion. weights None: all 1.
     columns {name: one entry per completion}.
     """
     weights = [1.0] * len(fns) if weights is None else list(weights)
@@ -318,11 +316,11 @@ def combine(
         part = np.array([math.nan if score is None else score for score in scores], float)
         parts[name] = change(part)
         columns = {"first_reward": part.tolist()} | columns  # later rewards do not replace it
-        notes = scores.notes if isinstance(scores, Scores) else {}
-        parts |= {f"{name}/{note}": np.array(values, float) for note, values in notes.items()}
+        for note, values in getattr(scores, "notes", {}).items():
+            parts[f"{name}/{note}"] = np.array(values, float)
         total += np.nan_to_num(weight * parts[name])
         judged |= ~np.isnan(part) & (weight != 0)
-    return np.where(judged, total, math.nan), parts
+    return Combined(np.where(judged, total, math.nan), parts)
 
 
 # ---- the completions of a run ----------------------------------------------------------------------------------------
@@ -348,14 +346,12 @@ def tokens_per_pass(rollout, cfg):
     return written_per_pass(rollout.tokens, rollout.completion, rollout.passes, cfg.model.ends)
 
 
-class Scored(NamedTuple):
-    """G completions of each of N rows, B = N * G, and their rewards; nan: no opinion."""
+class CompletionScores(NamedTuple):
+    """B completions and their rewards; nan: no opinion."""
 
-    rows: list[dict]  # N
-    completions: list[str]  # B, those of a row one after the other
-    rewards: np.ndarray  # (R, N, G) the trained rewards; one that weighs nothing has no opinion
+    texts: list[str]
+    total: np.ndarray  # (B,) weighted sum of the trained rewards
     parts: dict[str, np.ndarray]  # each reward by name (B,), and everything it logged as NAME/NOTE (B,)
-    rollout: Any = None  # the rl.Rollout that wrote them; None in evaluations
 
 
 def changed(cfg):
@@ -385,7 +381,7 @@ def already_scored(scores):
 
 def score(
     fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids: list, n_each: int, fast: Any = None
-) -> Scored:
+) -> CompletionScores:
     """Score `n_each` completions per row with every reward, fns and eval_only {name: fn}; eval_only weigh nothing.
 
     ids: the token ids of each completion, those of a row one after the other.
@@ -405,20 +401,26 @@ def score(
         columns["tokens_per_pass"] = fast.tolist()
     prompts, completions = [row["prompt"] for row in repeated], [tok.decode(row) for row in ids]
     mine = hosts.my_rows(len(rows))
-    mine, all_fns = slice(mine.start * n_each, mine.stop * n_each), fns | eval_only
-    for name in all_fns.keys() & {"judge", "coherence"}:
-        all_fns[name] = already_scored(call_reward(name, all_fns[name], prompts, completions, columns)[mine])
+    mine, fns = slice(mine.start * n_each, mine.stop * n_each), fns | eval_only
+    for name in fns.keys() & {"judge", "coherence"}:
+        fns |= {name: already_scored(call_reward(name, fns[name], prompts, completions, columns)[mine])}
     columns = {name: column[mine] for name, column in columns.items()}
     found = hosts.all_gather_objects(
-        lambda: combine(all_fns, weights, prompts[mine], completions[mine], columns, changed(cfg))
+        lambda: combine(fns, weights, prompts[mine], completions[mine], columns, changed(cfg))
     )
+    total = np.concatenate([one.total for one in found])
     parts = {}
-    for name in dict.fromkeys(name for _, some in found for name in some):
+    for name in dict.fromkeys(name for one in found for name in one.parts):
         # A reward may have logged a note in some processes only.
-        pieces = [some.get(name, np.zeros(len(total))) for total, some in found]
+        pieces = [one.parts.get(name, np.zeros(len(one.total))) for one in found]
         parts[name] = np.concatenate(pieces)
-    table = [np.where(weight, parts[name], np.nan) for name, weight in zip(fns, weights, strict=False)]
-    return Scored(rows, completions, np.reshape(table, (len(fns), len(rows), n_each)), parts)
+    return CompletionScores(completions, total, parts)
+
+
+def reward_table(parts: dict[str, np.ndarray], cfg: Any, fns: dict) -> np.ndarray:
+    """Stack the trained rewards {name: (B,)} -> (R, B); one that weighs nothing has no opinion (nan)."""
+    weights = zip(fns, weights_of(cfg, fns), strict=True)
+    return np.stack([np.where(weight, parts[name], np.nan) for name, weight in weights])
 
 
 def total_rewards(table, cfg) -> np.ndarray:
@@ -450,7 +452,7 @@ def apply_pass_at(values, cfg):
 
 
 def right(scored: Any, adv: Any, cfg: Any) -> np.ndarray:
-    """Tell which completions are right (B,), for nll.coef: those whose first reward reaches pass_at, whatever their
+    """Tell which completions are right (B,), for nll_coef: those whose first reward reaches pass_at, whatever their
     advantages (N, G); without pass_at, those with an advantage above 0."""
     if cfg.pass_at is None:
         return np.asarray(adv > 0).reshape(-1)
@@ -485,7 +487,7 @@ def pass_at(passed: np.ndarray, k: int) -> float:
 def summary(parts: dict[str, np.ndarray]) -> dict[str, float]:
     """Summarize each reward as rewards/NAME/mean, /std, /min, /max, /none_frac, and each of its notes as a mean.
 
-    parts: as `combine` returns. A reward without any opinion has only /none_frac."""
+    parts: as in Combined. A reward without any opinion has only /none_frac."""
     metrics = {}
     for name, part in parts.items():
         if "/" in name:  # a note, as in tests/timeout_frac

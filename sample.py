@@ -22,25 +22,26 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+import diffusion
 import model
 from system import kernels, sections, settings, sharding
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """How to fill masks. The settings of rules in variants/ are in `use`."""
+class Plan(settings.Sections, metaclass=sections.Flat):
+    """How to fill masks. The settings of rules in variants/ are given as these are."""
 
     # `confidence`, the largest probability at a position, depends on the state alone, so the trace's log-probs are
     # exact. With `sampled`, the probability of the token just drawn (LLaDA's choice at temperature > 0), whether a
     # token stays depends on which one it is, so they are not.
     order: str = "confidence"  # which masks first: random, confidence, margin, entropy, left, sampled
     rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
-    steps: int = 32  # forward passes, divided among the blocks; in a model with blocks, for each block or part
+    steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block or part
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
     cache: str = "none"  # reuse keys and values outside the block: none, prefix (left of it), dual (both sides)
     early_end: bool = False  # if a row has an end of text and no mask before it, fill the rest with it (causal: always)
@@ -49,8 +50,7 @@ class Plan:
     top_k: int | None = None  # draw from the k most probable tokens
     top_p: float | None = None  # draw from the most probable tokens that together reach this probability
     tempered: bool = False  # order by probabilities after temperature, top-k and top-p (Dream), not before (LLaDA)
-    use: tuple[Any, ...] = ()  # the Keys of variants, see system/sections.py
-    kind: ClassVar[str] = "Keys"  # of the sections in `use`
+    use: tuple[Any, ...] = ()  # the settings of variants, see system/sections.py
 
     def __post_init__(self):
         least = dict(steps=1, block_len=1, top_k=1, threshold=0, temperature=0)
@@ -58,11 +58,11 @@ class Plan:
             value = getattr(self, name)
             self.expect(name, value is None or value >= x, f"at least {x}")
         for name, table in (("order", ORDERS), ("rule", RULES), ("cache", CACHES)):
-            if not settings.plugged(table, getattr(self, name)):
+            if not model.plugged(table, getattr(self, name)):
                 sections.refuse(name, getattr(self, name), table)
         self.expect("top_p", self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1")
-        use = sections.with_keys_of([settings.written_in(RULES[self.rule])], self.use)
-        object.__setattr__(self, "use", sections.in_order(use, self.kind))
+        use = sections.with_sections(self.use, [self.rule])
+        object.__setattr__(self, "use", tuple(sorted(use, key=settings.variant_of)))
 
     def expect(self, name, holds, wanted):
         """Raise a ValueError unless what a field needs holds."""
@@ -137,14 +137,14 @@ def left(logits, token, keys, column):
     return -column.astype(jnp.float32)
 
 
-ORDERS = settings.Table(
-    random=random,
-    confidence=probability,
-    margin=margin,
-    entropy=negative_entropy,
-    left=left,
-    sampled=probability,  # of the token that was drawn
-)
+ORDERS: dict[str, Callable] = {
+    "random": random,
+    "confidence": probability,
+    "margin": margin,
+    "entropy": negative_entropy,
+    "left": left,
+    "sampled": probability,  # of the token that was drawn
+}
 
 
 # ---- rules: how many at a step. Block, Plan -> (B, L) True where a mask gets a token in this step. What a rule says of
@@ -163,8 +163,8 @@ def threshold(b, plan):
     return (b.confidence >= plan.threshold) | (b.rank == 0)
 
 
-RULES = settings.Table(quota=quota, threshold=threshold)
-SCHEDULED = "quota", "dream"  # the rules that divide the steps before the first: all rows take as many
+RULES: dict[str, Callable] = {"quota": quota, "threshold": threshold}
+SCHEDULED = {"quota"}  # the rules that divide the steps before the first: all rows take as many
 CACHES = "none", "prefix", "dual"
 
 
@@ -261,7 +261,7 @@ def draw_tokens(logits, keys, plan):
     their log-probs are those at temperature 1, because that of an argmax would be 0."""
     source = filtered(logits, plan)
     token = kernels.draw_rows(keys, source) if plan.temperature else kernels.likeliest(source)
-    return token, kernels.token_logp(source, token)
+    return token, diffusion.gather_logp(source, token)
 
 
 def without_noise(score):
@@ -304,12 +304,12 @@ class Positions(NamedTuple):
     source: jax.Array  # (N, D) states; or (N, V) logits, if those of all positions fit into memory
     row: jax.Array  # (N,)
     column: jax.Array  # (N,)
-    number: jax.Array  # (N,) of its column, counted from the right end, and of the step, see `position_keys`
+    number: jax.Array  # (N,) makes each position's random key from its row's key, see `row_key`; so does number + 1
 
 
 def positions_at_once(cfg):
     """Say how many positions may have logits at a time: up to four such arrays exist."""
-    return max(kernels.LOGITS_BYTES // (16 * cfg.vocab_size), 1)
+    return max(diffusion.LOGITS_BYTES // (16 * cfg.vocab_size), 1)
 
 
 def logits_at_positions(params, h, z, w, valid, cfg, plan):
@@ -328,7 +328,8 @@ def logits_at_positions(params, h, z, w, valid, cfg, plan):
     def logits_of(at):
         return at.source if at_once else read(at.source, at.row)
 
-    number = (z.shape[1] - w.column) * 2**15 + w.i[:, None]
+    # A key for each row, column from the right end, and step: neither other rows nor padding change what a row gets.
+    number = ((z.shape[1] - w.column) * 2**15 + w.i[:, None]) * 2
     row, _ = jnp.indices((B, L))
     by_row = Positions(jnp.repeat(h, group, 0), row, w.column, number)
     return sharding.joined(by_row), logits_of, n
@@ -348,34 +349,30 @@ def choose(params, keys, h, z, w, valid, cfg, plan, rule):
     at, logits_of, n = logits_at_positions(params, h, z, w, valid, cfg, plan)
 
     def draw(at):
-        return draw_tokens(logits_of(at), position_keys(keys, at, DRAW), plan)
+        return draw_tokens(logits_of(at), row_key(keys, at.row, at.number), plan)
 
     def score(at):
         """Score positions -> the 3 arrays of score_positions, and if draws_first the 2 of draw."""
         drawn = draw(at) if draws_first else ()
         token = drawn[0] if plan.order == "sampled" else None  # this order ranks positions by the token just drawn
-        return *score_positions(logits_of(at), position_keys(keys, at, ORDER), at.column, plan, token), *drawn
+        return *score_positions(logits_of(at), row_key(keys, at.row, at.number + 1), at.column, plan, token), *drawn
 
     def by_row(values):
         return [a.reshape(B, L) for a in values]
 
     draws_first = plan.order == "sampled" or draws_everywhere(plan, cfg.vocab_size)
-    order, confidence, entropy, *drawn = by_row(kernels.wanted_in_chunks(score, n, w.masked.reshape(-1), at))
+    order, confidence, entropy, *drawn = by_row(diffusion.wanted_in_chunks(score, n, w.masked.reshape(-1), at))
     rank = rank_of(jnp.where(w.masked, order, -jnp.inf))
     chosen = rule(Block(w.masked, rank, confidence, entropy, w.i[:, None], w.steps[:, None]), plan)
     if not draws_first:  # draw only what is committed
         committed = (w.masked & chosen).reshape(-1)
-        drawn = by_row(kernels.wanted_in_chunks(draw, min(n, max(B * L // 8, 256)), committed, at))
+        drawn = by_row(diffusion.wanted_in_chunks(draw, min(n, max(B * L // 8, 256)), committed, at))
     return chosen, *drawn
 
 
-DRAW, ORDER = 0, 1  # what the two random keys of a position are for
-
-
-def position_keys(keys, at, purpose):
-    """Make the keys (N,) of Positions from those of their rows (B,): one for each row, column from the right end, step
-    and purpose, so that neither other rows nor padding change what a row gets."""
-    return jax.vmap(jax.random.fold_in)(keys[at.row], at.number * 2 + purpose)
+def row_key(keys, row, number):
+    """Make the keys (N,) of positions from those of their rows (B,) and a number (N,)."""
+    return jax.vmap(jax.random.fold_in)(keys[row], number)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
@@ -441,13 +438,6 @@ def row_keys(key, n, first=0):
     return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
 
-def key_per_row(key, n):
-    """Return the keys (n,) of n rows, made from one key unless there is one per row already."""
-    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    axes_of_one = 0 if is_typed else 1  # what jax.random.PRNGKey makes is an array of two numbers
-    return row_keys(key, n) if key.ndim == axes_of_one else key
-
-
 def begin(z):
     """Make the Filling of z (B, T) before step 0."""
     zero = jnp.zeros(len(z), jnp.int32)
@@ -476,38 +466,36 @@ def fill_in_steps(params, keys, z, cfg, plan, valid, group):
     return result(s, s.step.max(1) + 1)
 
 
-def takes_any_plan(cfg, plan):
-    """Refuse no plan."""
+# Ways to sample. params, keys (B,), z (B, T), ModelConfig, Plan, valid, group: see `generate` -> z, the trace.
+SAMPLERS: dict[str, Callable] = {"steps": fill_in_steps}
+# What a sampler needs of a ModelConfig and a Plan, if it needs anything: a function of both that raises a ValueError.
+CHECKS: dict[str, Callable] = {}
+# The sampler of models that use a variant {its name: the name of the sampler}.
+STEPS: dict[str, str] = {}
+# Ways to fill N rows of which only some are computed at a time: as a sampler, with `size`, how many, before group.
+QUEUES: dict[str, Callable] = {}
 
 
-class Sampler(NamedTuple):
-    """A way to fill masks."""
-
-    fill: Callable  # params, keys (B,), z (B, T), ModelConfig, Plan, valid, group: see `generate` -> z, the trace
-    check: Callable = takes_any_plan  # ModelConfig, Plan -> None; a ValueError if they do not fit
-    queue: str = ""  # the file of variants/ whose `in_turn` replaces finished rows, see `fill_rows`
-
-
-SAMPLERS = settings.Table(steps=Sampler(fill_in_steps, queue="slots"))
-
-
-def sampler_of(cfg, plan) -> Sampler:
-    """Return the sampler for a model and a plan. ValueError if its file is not there."""
-    name = "steps" if plan.cache == "none" else "caches"
-    if cfg.block:
-        name = "block_steps"
-    if cfg.causal:
-        name = "causal"
-    if not settings.plugged(SAMPLERS, name):
-        raise ValueError(f"this model and plan are sampled from by variants/{name}.py, and there is no such file")
-    return SAMPLERS[name]
+def sampler_of(cfg, plan):
+    """Name the sampler for a model and a plan. One that is not in this file has the name of its file in variants/."""
+    own = "steps" if plan.cache == "none" else "caches"
+    return model.chosen({own: own} | STEPS, cfg, own)
 
 
 def check(cfg, plan):
     """Raise a ValueError if a model cannot be sampled from by a plan."""
     if cfg.mask_id is None:
         raise ValueError("this model has no mask token, so nothing in z can be masked: set mask_id in its config")
-    sampler_of(cfg, plan).check(cfg, plan)
+    check_plan(cfg, plan)
+
+
+def check_plan(cfg, plan):
+    """Raise a ValueError if a plan does not fit the kind of a model."""
+    name = sampler_of(cfg, plan)
+    if not model.plugged(SAMPLERS, name):
+        raise ValueError(f"this model and plan are sampled from by variants/{name}.py, and there is no such file")
+    if name in CHECKS:
+        CHECKS[name](cfg, plan)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
@@ -521,8 +509,9 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
     key: one, or one per row (B,). valid (B, T): False on left padding. group: so many consecutive rows are identical.
     A causal model then reads their prompt once, and a denoiser computes their first step once."""
     check(cfg, plan)
-    keys = key_per_row(key, len(z))
-    fill = sampler_of(cfg, plan).fill
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
+    fill = SAMPLERS[sampler_of(cfg, plan)]
     return sharding.replicate(fill(params, keys, z, cfg, plan, valid, group))
 
 
@@ -530,24 +519,15 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
 
 
 def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
-    """Make the Plan of a run from the keys of its Config. steps None: cfg.diffusion_steps; a
+    """Make the Plan of a run from the keys of its Config that are fields of Plan. steps None: cfg.diffusion_steps; a
     block_len of None becomes max_new_tokens, except in a block model."""
-    whole = None if cfg.model.block else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
-    of_rule = settings.written_in(RULES[cfg.rule])
-    return Plan(
-        order=cfg.order,
-        rule=cfg.rule,
-        steps=steps or cfg.diffusion_steps,
-        block_len=cfg.block_len or whole,
-        cache=cfg.cache,
-        early_end=early_end,
-        threshold=cfg.threshold,
-        temperature=temperature,
-        top_k=cfg.top_k,
-        top_p=cfg.top_p,
-        tempered=cfg.tempered,
-        use=tuple(s for s in cfg.use if s.in_sampling or settings.variant_of(s) == of_rule),
-    )
+    names = [f.name for f in dataclasses.fields(Plan) if hasattr(cfg, f.name)]
+    values = {name: getattr(cfg, name) for name in names}
+    has_blocks = hasattr(cfg.model, "block_causal")
+    whole = None if has_blocks else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
+    values |= {"block_len": cfg.block_len or whole, "temperature": temperature, "early_end": early_end}
+    values["use"] = tuple(s for s in cfg.use if s.in_sampling or settings.variant_of(s) == cfg.rule)
+    return Plan(**values, steps=steps or cfg.diffusion_steps)
 
 
 def masked_tokens(batch, cfg):
@@ -565,14 +545,13 @@ def fill(params, keys, batch, cfg, plan, group=1):
 def fill_rows(params, keys, batch, cfg, plan, size, group=1):
     """Fill N rows as `fill` does, `size` at a time -> x (N, T), the trace. Every `group` rows have one prompt.
 
-    Where rows need different numbers of passes and the sampler has a queue, a full row makes room for the next one.
+    Where rows need different numbers of passes and variants/slots.py is there, a full row makes room for the next one.
     n_steps is the mean number of steps per chunk, or then per row."""
     n, group = len(keys), math.gcd(size, group)
-    queue = sampler_of(cfg.model, plan).queue
-    may_wait = size < n and n % size == 0 and plan.rule not in SCHEDULED and not sharding.shape()
-    if queue and may_wait and (slots := settings.load(f"variants.{queue}")):
+    in_steps = sampler_of(cfg.model, plan) == "steps" and plan.rule not in SCHEDULED
+    if in_steps and size < n and n % size == 0 and not sharding.shape() and model.plugged(QUEUES, "slots"):
         z = masked_tokens(batch, cfg.model)
-        return slots.in_turn(params, keys, z, cfg.model, plan, batch.valid, size, group)
+        return QUEUES["slots"](params, keys, z, cfg.model, plan, batch.valid, size, group)
 
     def chunk(keys, batch):
         return fill(params, keys, batch, cfg, plan, group)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import model
 from checkpoints import huggingface
 from checkpoints.huggingface import ADAPTER_CONFIG, JUDGE_HEAD, Place
-from system import disk, kernels, sections
+from system import disk, kernels
 
 PEFT_PREFIX = "base_model.model."  # of the names of the base's tensors
 PEFT_REQUIRES = {
@@ -40,9 +40,7 @@ def adapter_shapes(cfg: model.ModelConfig, targets: Collection[str], rank: int) 
 
 def count(cfg: Any) -> int:
     """Count the parameters that a run with this Config trains beside its frozen base."""
-    own = sections.find(cfg, "lora")
-    check_targets(cfg.model, own.targets)
-    shapes = adapter_shapes(cfg.model, own.targets, own.rank)
+    shapes = adapter_shapes(cfg.model, cfg.lora_targets, cfg.lora_rank)
     return sum(map(math.prod, shapes.values())) + (cfg.model.d_model if cfg.objective == "judge" else 0)
 
 
@@ -69,8 +67,8 @@ def check_targets(cfg: model.ModelConfig, targets: tuple[str, ...]) -> None:
     if not set(targets) <= set(known):
         kind = huggingface.family_of(cfg)
         raise ValueError(
-            f"lora.targets={targets}: in a model of the family {kind} only {', '.join(known)} can have "
-            f"adapters (not experts, nor a part of a tensor): --lora.targets={','.join(known)}"
+            f"lora_targets={targets}: in a model of the family {kind} only {', '.join(known)} can have "
+            f"adapters (not experts, nor a part of a tensor): --lora_targets={','.join(known)}"
         )
 
 

@@ -1,6 +1,6 @@
 """
 The families of models that other people trained, and those of ours that no plain denoiser is: each is one entry of
-family.FAMILIES, which is filled when a folder or a configuration is not of the family that is there already.
+huggingface.FAMILIES, which is filled when a folder or a configuration is not of the family that is there already.
 
 A family that differs from another in names only is one entry.
 """
@@ -8,7 +8,8 @@ A family that differs from another in names only is one entry.
 import functools
 
 import model
-from checkpoints.family import BLOCK_LENGTHS, FAMILIES, TOKEN_KEYS, Family, can_hold, is_of_kind, switches
+from checkpoints import huggingface
+from checkpoints.huggingface import FAMILIES, TOKEN_KEYS, Family
 
 # Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
 # several tensors have one name, their rows are one tensor in the file.
@@ -67,29 +68,29 @@ LLAMA_KEYS = TOKEN_KEYS | {
     "rope_theta": "rope_theta",
     "norm_eps": "rms_norm_eps",
     "max_positions": "max_position_embeddings",
-    "rope.scaling": "rope_scaling",
+    "rope_scaling": "rope_scaling",
 }
-BLOCK_KEYS = LLAMA_KEYS | {"blocks.block": "block_size"}
+BLOCK_KEYS = LLAMA_KEYS | {"block_causal": "block_size"}
 SDAR_MOE_KEYS = BLOCK_KEYS | {
-    "moe.n_experts": "num_experts",
-    "moe.experts_per_token": "num_experts_per_tok",
-    "moe.d_expert": "moe_intermediate_size",
-    "moe.norm_routing": "norm_topk_prob",
+    "n_experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "d_expert": "moe_intermediate_size",
+    "norm_routing": "norm_topk_prob",
 }
 LLADA2_KEYS = SDAR_MOE_KEYS | {
     "rotary_share": "partial_rotary_factor",
-    "moe.routing_scale": "routed_scaling_factor",
-    "moe.expert_groups": "n_group",
-    "moe.groups_per_token": "topk_group",
-    "moe.n_shared": "num_shared_experts",
-    "moe.first_dense": "first_k_dense_replace",
+    "routing_scale": "routed_scaling_factor",
+    "expert_groups": "n_group",
+    "groups_per_token": "topk_group",
+    "n_shared": "num_shared_experts",
+    "first_dense": "first_k_dense_replace",
 }
-del LLADA2_KEYS["moe.norm_routing"]  # it divides by the sum whatever config.json says
+del LLADA2_KEYS["norm_routing"]  # it divides by the sum whatever config.json says
 GEMMA_KEYS = LLAMA_KEYS | {
-    "gemma.window": "sliding_window",
-    "gemma.query_scale": "query_pre_attn_scalar",
-    "gemma.attn_cap": "attn_logit_softcapping",
-    "gemma.logit_cap": "final_logit_softcapping",
+    "window": "sliding_window",
+    "query_scale": "query_pre_attn_scalar",
+    "attn_cap": "attn_logit_softcapping",
+    "logit_cap": "final_logit_softcapping",
 }
 # The values that config.json has to give these keys, if it has them, for our model to be that network.
 LLAMA_REQUIRES = {
@@ -101,7 +102,7 @@ LLAMA_REQUIRES = {
     "quantization_config": None,
     "llama_4_scaling_beta": None,  # of queries, in Ministral 3
 }
-WITHOUT_BLOCKS = LLAMA_REQUIRES | dict.fromkeys((*BLOCK_LENGTHS, "dlm_paradigm"))
+WITHOUT_BLOCKS = LLAMA_REQUIRES | dict.fromkeys((*huggingface.BLOCK_LENGTHS, "dlm_paradigm"))
 SDAR_MOE_REQUIRES = LLAMA_REQUIRES | {"decoder_sparse_step": 1, "mlp_only_layers": []}
 LLADA2_REQUIRES = {
     "hidden_act": "silu",
@@ -142,13 +143,13 @@ FAMILIES |= {
     # A block model's config.json need not give the block length: it is in the folder's name, or the usual one.
     "sdar": block_like(  # and TraDo
         "SDARForCausalLM",
-        {"blocks.block": 4, "qk_norm": True},
+        {"block_causal": 4, "qk_norm": True},
         code="huggingface.co/JetLM/SDAR-1.7B-Chat",
     ),
     "Fast_dLLM_Qwen": block_like(  # as config/smollm2_block.py makes one, too
         "Fast_dLLM_QwenForCausalLM",
-        {"blocks.block": 32, "shift": True, "qkv_bias": True},
-        keys=LLAMA_KEYS | {"blocks.block": "bd_size"},
+        {"block_causal": 32, "shift": True, "qkv_bias": True},
+        keys=LLAMA_KEYS | {"block_causal": "bd_size"},
         code="huggingface.co/Efficient-Large-Model/Fast_dLLM_v2_7B",
     ),
     # dllm's Tiny-A2D, and our own models with blocks: with blocks or without
@@ -157,7 +158,7 @@ FAMILIES |= {
     "a2d-llama": block_like("A2DLlamaLMHeadModel", {}, code=DLLM),
     "sdar_moe": Family(
         "SDARMoeForCausalLM",
-        {"blocks.block": 4, "qk_norm": True},
+        {"block_causal": 4, "qk_norm": True},
         SDAR_MOE_TENSORS,
         SDAR_MOE_KEYS,
         SDAR_MOE_REQUIRES,
@@ -165,7 +166,7 @@ FAMILIES |= {
     ),
     "llada2_moe": Family(
         "LLaDA2MoeModelLM",
-        {"blocks.block": 32, "qk_norm": True, "moe.routing": "sigmoid", "moe.norm_routing": True, "rotary_share": 0.5}
+        {"block_causal": 32, "qk_norm": True, "routing": "sigmoid", "norm_routing": True, "rotary_share": 0.5}
         | {"mask_id": 156895},
         LLADA2_TENSORS,
         LLADA2_KEYS,
@@ -187,14 +188,18 @@ GONE = {
 
 def family_of(cfg: model.ModelConfig) -> str:
     """Find the name of the first family whose folders can hold this configuration."""
-    of_kind = {name: family for name, family in FAMILIES.items() if is_of_kind(family, cfg)}
+    of_kind = {name: family for name, family in huggingface.FAMILIES.items() if huggingface.is_of_kind(family, cfg)}
     for name, family in of_kind.items():
-        if can_hold(family, cfg):
+        if huggingface.can_hold(family, cfg):
             return name
-    said = switches(cfg)
+    switches = (
+        "causal", "block_causal", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale",
+        "attn_cap", "logit_cap", "rope_scaling", "d_head", "rotary_share", "n_experts", "routing", "norm_routing",
+        "n_shared",
+    )  # fmt: skip
     raise ValueError(
         "no Hugging Face family has these switches together: "
-        + ", ".join(f"{field}={value}" for field, value in said.items())
+        + ", ".join(f"{field}={getattr(cfg, field, None)}" for field in switches)
         + "; there are "
         + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items())
     )

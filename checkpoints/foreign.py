@@ -2,7 +2,7 @@
 What only other people's model folders have: a class of another network, stretched positions, the mask in the
 tokenizer's files, tensors that say nothing new. huggingface.py loads this file for such a folder.
 
-families: family.FAMILIES. theirs: the content of config.json.
+families: huggingface.FAMILIES. theirs: the content of config.json.
 """
 
 import os
@@ -10,10 +10,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from data import foreign
-from system import files, sections
+from data import bpe, foreign
 
-LLAMA3_ROPE = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"  # rope.scaling
+LLAMA3_ROPE = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"  # cfg.rope_scaling
 
 
 def understand(folder: str, theirs: dict[str, Any], kind: str, open_as: str | None, families: dict) -> dict[str, Any]:
@@ -37,16 +36,14 @@ def check_network(path, theirs, family, families):
         return
     raise ValueError(
         f"{path}: model_type is {theirs['model_type']!r}, but architectures={named}, mask_token_id={mask}: this is "
-        f"another network than {family.architecture}, perhaps a denoiser or one of blocks; "
-        f"--checkpoint.open_as=NAME opens it as one of {', '.join(families)} (Dream if it sees both sides and predicts "
-        "each token one place before it)"
+        f"another network than {family.architecture}, perhaps a denoiser or one of blocks; --open_as=NAME opens it as "
+        f"one of {', '.join(families)} (Dream if it sees both sides and predicts each token one place before it)"
     )
 
 
 def check_layers(path: str, theirs: dict[str, Any], cfg: Any) -> None:
     """Raise ValueError unless the layers that a config.json lists are those that a ModelConfig computes."""
-    gemma = sections.find(cfg, "gemma")
-    near = "sliding_attention" if gemma and gemma.window else "full_attention"
+    near = "sliding_attention" if getattr(cfg, "window", None) else "full_attention"
     types = ["full_attention" if i % 2 else near for i in range(cfg.n_layer)]
     if theirs.get("layer_types") not in (None, types):
         raise ValueError(f"{path}: layer_types={theirs['layer_types']} is not supported; this code computes {types}")
@@ -56,14 +53,14 @@ def missing_fields(folder, family, theirs, open_as):
     """Find fields that a config.json leaves out, in the tokenizer or the name of the folder -> {field: value}.
 
     theirs: the content of config.json; what it says goes before what is found elsewhere."""
-    found, block_key = {}, family.keys.get("blocks.block")
+    found, block_key = {}, family.keys.get("block_causal")
     if family.fields.get("causal"):  # it reads no masks, and may write every id
         found["mask_id"] = theirs.get("vocab_size")
     elif block_key or open_as:
         found["mask_id"] = mask_in_tokenizer(folder)
     in_name = re.search(r"-b(\d+)$|bd3lm", name_of(folder))  # dllm's bd3lm have blocks of 32
     if block_key and block_key not in theirs and in_name:
-        found["blocks.block"] = int(in_name[1] or 32)
+        found["block_causal"] = int(in_name[1] or 32)
     return {field: value for field, value in found.items() if value is not None}
 
 
@@ -75,13 +72,13 @@ def name_of(folder):
 
 def mask_in_tokenizer(folder):
     """Find the id of the mask token in the files of a tokenizer by a usual name; or None."""
-    listed = files.read_json(f"{folder}/tokenizer.json").get("added_tokens", [])
-    ids = {token["content"]: token["id"] for token in listed} | files.read_json(f"{folder}/added_tokens.json")
+    listed = bpe.read_json(f"{folder}/tokenizer.json").get("added_tokens", [])
+    ids = {token["content"]: token["id"] for token in listed} | bpe.read_json(f"{folder}/added_tokens.json")
     return next((ids[name] for name in foreign.MASKS if name in ids), None)
 
 
 def read_rope(path, rope):
-    """Read how a config.json stretches rotary positions -> rope.scaling, None if it does not."""
+    """Read how a config.json stretches rotary positions -> cfg.rope_scaling, None if it does not."""
     kind = rope.get("rope_type") or rope.get("type", "default") if isinstance(rope, dict) else rope
     if kind == "default":
         return None
@@ -92,7 +89,7 @@ def read_rope(path, rope):
 
 
 def written_rope(stretch: tuple[float, ...]) -> dict[str, Any]:
-    """Write how positions are stretched, rope.scaling, as a config.json says it."""
+    """Write how positions are stretched, cfg.rope_scaling, as a config.json says it."""
     return {"rope_type": "llama3", **dict(zip(LLAMA3_ROPE, stretch, strict=True))}
 
 

@@ -1,12 +1,14 @@
 """
 Write and read models as Hugging Face folders: there is no private format.
 
-A denoiser of ours is written as LLaDA's are (family.py). Other families are in families.py, and what only other
+FAMILIES says what the folders of a family of models are like. A denoiser of ours is written as LLaDA's are. Other
+families add themselves when a configuration or a folder is of none that is here (families.py), and what only other
 people's folders have loads with one of them (foreign.py). Adapters are in adapters.py.
 """
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import operator
 import os
@@ -19,23 +21,109 @@ import jax
 import numpy as np
 
 import model
-from checkpoints.family import BLOCK_LENGTHS, FAMILIES, NEEDED, OURS, PARTS, can_hold
+from data import bpe
 from data.bpe import Tokenizer
 from system import disk, hosts, sections, sharding
-from system.files import read_json
 
+# Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
+# several tensors have one name, their rows are one tensor in the file.
+LLADA_TENSORS = {
+    "embed": "model.transformer.wte",
+    "norm": "model.transformer.ln_f",
+    "head": "model.transformer.ff_out",
+    "attn_norm": "model.transformer.blocks.{}.attn_norm",
+    "mlp_norm": "model.transformer.blocks.{}.ff_norm",
+    "q": "model.transformer.blocks.{}.q_proj",
+    "k": "model.transformer.blocks.{}.k_proj",
+    "v": "model.transformer.blocks.{}.v_proj",
+    "o": "model.transformer.blocks.{}.attn_out",
+    "gate": "model.transformer.blocks.{}.ff_proj",
+    "up": "model.transformer.blocks.{}.up_proj",
+    "down": "model.transformer.blocks.{}.ff_out",
+}
+# Our field of ModelConfig -> their key in config.json. A key whose field has a default can be missing.
+TOKEN_KEYS = {"mask_id": "mask_token_id", "eos_id": "eos_token_id", "pad_id": "pad_token_id", "bos_id": "bos_token_id"}
+LLADA_KEYS = TOKEN_KEYS | {
+    "vocab_size": "embedding_size",
+    "n_layer": "n_layers",
+    "n_head": "n_heads",
+    "n_kv_head": "n_kv_heads",
+    "d_model": "d_model",
+    "d_ff": "mlp_hidden_size",
+    "tie_embeddings": "weight_tying",
+    "rope_theta": "rope_theta",
+    "norm_eps": "rms_norm_eps",
+    "max_positions": "max_sequence_length",
+    "qkv_bias": "include_qkv_bias",
+}
+# The values that config.json has to give these keys, if it has them, for our model to be that network.
+LLADA_REQUIRES = {
+    "rope_scaling": None,
+    "partial_rotary_factor": 1.0,
+    "block_type": "llama",
+    "activation_type": "silu",
+    "layer_norm_type": "rms",
+    "rope": True,
+    "block_group_size": 1,
+    "alibi": False,
+    "include_bias": False,
+    "attention_layer_norm": False,
+    "input_emb_norm": False,
+    "scale_logits": False,
+    "quantization_config": None,
+}
+
+
+class Family(NamedTuple):
+    """How the folders of a family of models name things, and which fields of ModelConfig are its own."""
+
+    architecture: str  # the class in config.json
+    fields: dict[str, Any]  # the values of ModelConfig that config.json does not or need not give
+    tensors: dict[str, str]
+    keys: dict[str, str]
+    requires: dict[str, Any]
+    code: str = ""  # where the Python code of the class is; empty: in transformers
+
+
+FAMILIES = {  # by the model_type in config.json
+    "llada": Family(
+        "LLaDAModelLM", {}, LLADA_TENSORS, LLADA_KEYS, LLADA_REQUIRES, code="huggingface.co/GSAI-ML/LLaDA-8B-Instruct"
+    ),
+}
 # Keys of config.json that no folder of this family has: another program wrote it, or it is another network.
 UNUSUAL = {"rope_scaling", "rope_parameters", "layer_types"}
+BLOCK_LENGTHS = "block_size", "bd_size", "block_length"  # keys of config.json that say that a model has blocks
+ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids", "use")  # fields that do not tell families apart
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtypes of tensors in a file that can be read
+NEEDED = (  # fields that a config.json must give, if the family has them
+    "vocab_size", "n_layer", "n_head", "d_model", "d_ff", "n_experts", "experts_per_token", "d_expert", "routing_scale",
+    "expert_groups", "groups_per_token", "n_shared", "first_dense",
+)  # fmt: skip
 ADAPTER_CONFIG = "adapter_config.json"  # a folder that has it holds adapters (adapters.py)
 JUDGE_HEAD = "score.weight"  # (1, D), as in transformers' ...ForSequenceClassification
 
 
 def plug_families() -> types.ModuleType:
     """Let the other families add themselves to FAMILIES -> the module that has them."""
-    from checkpoints import families  # folders of ours need no others
+    return importlib.import_module("checkpoints.families")
 
-    return families
+
+def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
+    """True if a family and a configuration agree in whether there are blocks, and which variants the model uses."""
+    fits_blocks = hasattr(cfg, "block_causal") or "block_causal" not in family.fields
+    has_all = all(hasattr(cfg, field) for field in NEEDED if field in family.keys)
+    known = family.keys.keys() | family.fields.keys()
+    return fits_blocks and has_all and all(known & vars(section).keys() for section in cfg.use)
+
+
+def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
+    """True if the folders of a family can hold this configuration."""
+    fields = [f for owner in (cfg, *cfg.use) for f in dataclasses.fields(owner)]
+    default = {f.name: f.default for f in fields if f.name not in ANY_FAMILY}
+    fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
+    fixed = {field: v for field, v in (default | family.fields).items() if field not in family.keys}
+    fits = fits_heads and is_of_kind(family, cfg)
+    return fits and all(getattr(cfg, field, None) == v for field, v in fixed.items())
 
 
 def family_of(cfg: model.ModelConfig) -> str:
@@ -122,25 +210,23 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
     n_out, kind = model.width(params), family_of(cfg)
     family = FAMILIES[kind]
     filled = {"d_head": cfg.head_dim, "n_kv_head": cfg.kv_heads, "d_ff": cfg.ff}
-    there = sections.flat(cfg)
-    filled["gemma.query_scale"] = there.get("gemma.query_scale") or cfg.head_dim
+    filled["query_scale"] = getattr(cfg, "query_scale", None) or cfg.head_dim
     dtype = str(params["embed"].dtype)
     theirs: dict[str, Any] = {"model_type": kind, "architectures": [family.architecture], "torch_dtype": dtype}
     theirs |= {key: value for key, value in family.requires.items() if value is not None}
     if n_out:
         theirs["num_labels"] = 1
-    theirs |= {key: filled.get(field, there.get(field)) for field, key in family.keys.items()}
-    theirs[OURS] = {"model_type": kind} | {part: there[part] for part in PARTS}
+    theirs |= {key: filled.get(field, getattr(cfg, field, None)) for field, key in family.keys.items()}
     theirs["vocab_size"] = cfg.vocab_size
     theirs["mask_token_id"] = None if cfg.mask_id == cfg.vocab_size else cfg.mask_id
     if cfg.end_ids:
         theirs["eos_token_id"] = list(cfg.ends)
     if cfg.max_positions is None:  # others do not read null
         del theirs[family.keys["max_positions"]]
-    if "rope.scaling" in there:
+    if hasattr(cfg, "rope_scaling"):
         from checkpoints import foreign  # which knows how others say it
 
-        theirs["rope_scaling"] = foreign.written_rope(there["rope.scaling"])
+        theirs["rope_scaling"] = foreign.written_rope(cfg.rope_scaling)
     params = jax.tree.map(functools.partial(as_stored, dtype), params)
     tensors = [to_store(params, name, parts) for name, parts in by_name(tensor_places(cfg, n_out))]
     return {"config.json": theirs} | disk.split_into_files("model", tensors)
@@ -186,7 +272,7 @@ def read_kind(folder: str, open_as: str | None = None) -> str:
     if not isinstance(kind, str) or kind not in FAMILIES:
         plug_families()
     if not isinstance(kind, str) or kind not in FAMILIES:
-        asked = f"checkpoint.open_as={open_as!r}" if open_as else f"{path}: model_type is {kind!r}"
+        asked = f"open_as={open_as!r}" if open_as else f"{path}: model_type is {kind!r}"
         gone = plug_families().GONE.get(str(kind), "this code does not compute such a network")
         raise ValueError(f"{asked}: {gone}; known families: {', '.join(FAMILIES)}")
     return kind
@@ -210,8 +296,6 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     if others:
         fields = foreign.missing_fields(folder, family, theirs, open_as) | fields
     fields = family.fields | fields
-    if not open_as and isinstance(ours := theirs.get(OURS), dict) and ours.get("model_type") == kind:
-        fields |= {part: ours[part] for part in PARTS if part in ours}
     fields |= read_ends(folder, fields.get("eos_id"))
     if isinstance(fields.get("n_layer"), int) and fields["n_layer"] > 10_000:  # we make a name for each
         raise ValueError(f"{path}: {family.keys['n_layer']}={fields['n_layer']}: no model has more than 10,000 layers")
@@ -229,17 +313,17 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
 
 def made(fields):
     """Make the ModelConfig with these fields {name: value}, of its own or of the Shapes of variants."""
-    own = sections.fields_of(model.ModelConfig)
-    if lacking := [field for field in fields if field not in own and not sections.find_key(field)]:
+    known = model.ModelConfig.__dataclass_fields__.keys() | sections.declared_keys().keys()
+    if lacking := fields.keys() - known:
         raise ValueError(f"no file of variants/ has {min(lacking)}, which such a model needs")
-    return sections.changed(model.ModelConfig(), fields)
+    return model.ModelConfig(**fields)
 
 
 def read_ends(folder, named):
     """Find the ids that end a text -> fields of ModelConfig.
 
     named: the eos_token_id of config.json, one or a list; those of generation_config.json follow"""
-    more = read_json(Path(folder, "generation_config.json")).get("eos_token_id")
+    more = bpe.read_json(Path(folder, "generation_config.json")).get("eos_token_id")
     lists = (ids if isinstance(ids, list) else [ids] for ids in (named, more))
     ends = []
     for i in itertools.chain(*lists):

@@ -34,9 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data import bpe
-from data.bpe import Tokenizer
-from system.files import regular_file
+from data.bpe import Tokenizer, regular_file
 from system.terminal import quote
 
 __all__ = ["Tokenizer", "batch_indices", "chat", "encode", "load", "tokenizer"]
@@ -95,28 +93,7 @@ def tokenizer(dataset: str) -> Tokenizer:
         return Tokenizer.bytes()
     prepare(path)
     has_one = any((path / name).is_file() for name in ("tokenizer.json", "vocab.json")) or any(path.glob("*.tiktoken"))
-    return open_tokenizer(path) if has_one else Tokenizer.bytes()
-
-
-def open_tokenizer(path: str | Path, vocab_size: int | None = None) -> Tokenizer:
-    """Read the tokenizer of a folder or a file: tokenizer.json, vocab.json with merges.txt, or NAME.tiktoken.
-
-    If there is no mask token, `<|mask|>` gets the id in config.json, or else the one after the last.
-
-    vocab_size: the model's; every id must be below it, except for the mask of a model that never reads one
-    """
-    tok = bpe.read_own(Path(path))
-    if tok is None:
-        from data import foreign  # for other people's tokenizers
-
-        tok = foreign.open_tokenizer(Path(path))
-    highest = max(i for i in tok._bytes if i != tok.mask_id)
-    if vocab_size is not None and highest >= vocab_size:
-        raise ValueError(
-            f"{path}: the tokenizer has ids up to {highest}, its model only {vocab_size} ids: the files belong to "
-            "two models, or tokens were added to one of them only"
-        )
-    return tok
+    return Tokenizer.load(path) if has_one else Tokenizer.bytes()
 
 
 def find(dataset: str) -> Path:
@@ -390,8 +367,7 @@ def chat(
     if name is None and instruction is None:
         return None
     if name not in CHAT:
-        known = ", ".join(filter(None, CHAT))
-        raise ValueError(f"texts.chat_template={name!r}: one of {known}, or None for a base model")
+        raise ValueError(f"chat_template={name!r}: one of {', '.join(filter(None, CHAT))}, or None for a base model")
     from data import chats
 
     write = CHAT[name] or chats.own(tok, [*filter(None, CHAT)])
@@ -411,33 +387,43 @@ def prompt_text(row: Row, template: Callable[..., str] | None = None) -> str:
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
+class Example(NamedTuple):
+    """A row that fits, or a window of a document."""
+
+    row: int  # index into the rows
+    prompt: list[int]
+    completion: list[int]
+
+
 class Batch(NamedTuple):
     """Texts as arrays, T = prompt_len + completion_len columns."""
 
     tokens: Any  # (B, T) int32
     maskable: Any  # (B, T) bool: positions that may be masked in training, and are filled in a rollout
     valid: Any = None  # (B, T) bool: False on the padding left of a prompt; None: no padding
-    rows: Any = ()  # list of the B rows that the texts were made of; () where only the arrays are needed
-
-    def arrays(self, index: Any = slice(None)) -> "Batch":
-        """Select the texts with these indices, without their rows."""
-        return Batch(*(None if array is None else array[index] for array in self[:3]))
 
     def part(self, index: Any) -> "Batch":
-        """Select the texts with these indices, and their rows."""
-        return self.arrays(index)._replace(rows=[self.rows[i] for i in index])
+        """Select the texts with these indices."""
+        return Batch(*(None if array is None else array[index] for array in self))
+
+
+class Encoded(NamedTuple):
+    """What `encode` makes of rows."""
+
+    batch: Batch
+    row: np.ndarray  # (B,) which row each text is from
+    notes: dict[str, int]  # why rows were left out or cut: how many
 
 
 def encode(
     rows: Sequence[Row], tok: Tokenizer, prompt_len: int, completion_len: int, template: Callable | None = None
-) -> tuple[Batch, np.ndarray, dict[str, int]]:
-    """Encode rows as texts of prompt_len + completion_len tokens -> B texts, the index (B,) of the row of each, and
-    notes, why rows were left out or cut: how many.
+) -> Encoded:
+    """Encode rows as texts of prompt_len + completion_len tokens.
 
     Prompts are padded on the left, where valid is False, so that every completion begins at `prompt_len`. Its end of
     text is repeated to the end of the row, as in LLaDA's SFT: these positions are filled, too, so the model learns to
-    stop. A row without a completion gets masks. Rows that do not fit are left out; only text without a prompt is cut,
-    into windows of completion_len. template: from `chat`.
+    stop. A row without a completion gets masks. Rows that do not fit are left out, and the notes say so; only text
+    without a prompt is cut, into windows of completion_len. template: from `chat`.
     """
     examples, notes = fitting(rows, tok, prompt_len, completion_len, template)
     tokens = np.full((len(examples), prompt_len + completion_len), tok.eos_id, np.int32)
@@ -449,12 +435,12 @@ def encode(
         tokens[n, start : prompt_len + len(completion)] = prompt + completion
     maskable = np.zeros(tokens.shape, bool)
     maskable[:, prompt_len:] = True
-    index = np.array([row for row, _, _ in examples], np.int32)
-    return Batch(tokens, maskable, valid), index, notes
+    index = np.array([example.row for example in examples], np.int32)
+    return Encoded(Batch(tokens, maskable, valid), index, notes)
 
 
 def fitting(rows, tok, prompt_len, completion_len, template):
-    """Encode the rows that fit -> [(index of the row, prompt, completion or a window of it)], notes."""
+    """Encode the rows that fit -> [Example], notes."""
     examples, notes, long_prompts, long_completions = [], collections.Counter(), [], []
     for i, row in enumerate(rows):
         prompt = tok.encode(prompt_text(row, template), bool(template), mask=False)
@@ -466,7 +452,7 @@ def fitting(rows, tok, prompt_len, completion_len, template):
         elif prompt and len(windows) > 1:
             long_completions.append(len(completion))
         else:
-            examples += [(i, prompt, window) for window in windows]
+            examples += [Example(i, prompt, window) for window in windows]
             if len(windows) > 1:
                 notes[f"windows of {completion_len} tokens, cut from longer documents"] += len(windows)
     for what, lengths, limit in (

@@ -7,15 +7,36 @@ Turn the rows of a data set into arrays of one length, choose the rows of a step
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
 import data
 from data.bpe import Tokenizer
 from system import hosts, sections
+
+
+class EncodedRows(NamedTuple):
+    """Rows of a data set and their arrays, whose first axis is the rows."""
+
+    rows: list[dict[str, Any]]
+    tokens: np.ndarray  # (N, T) int32
+    maskable: np.ndarray  # (N, T) bool: positions that may be masked, or are to be filled
+    valid: np.ndarray | None  # (N, T) bool: False on the padding left of a prompt; None: no padding
+
+    def part(self, index: Any) -> "EncodedRows":
+        """Select the rows with these indices."""
+        rows = [self.rows[i] for i in index]
+        return EncodedRows(rows, *data.Batch(*self[1:]).part(index))
+
+    def take(self, index: Any) -> data.Batch:
+        """Put the arrays of the rows with these indices on the device."""
+        arrays = data.Batch(*self[1:]).part(index)
+        return jax.tree.map(jnp.asarray, arrays)
+
 
 RENAMED = "prompt", "completion", "answer", "tests", "language", "difficulty"
 
@@ -27,7 +48,7 @@ class Keys(sections.Section):
     answer_key: str | None = sections.key(None, "column of the answer that rewards compare with")
     tests_key: str | None = sections.key(None, "column of the tests that a program has to pass")
     language_key: str | None = sections.key(None, "column of the programming language")
-    difficulty_key: str | None = sections.key(None, "column of the difficulty, for the keys of curriculum")
+    difficulty_key: str | None = sections.key(None, "column of the difficulty, for the keys difficulty and curriculum")
     limit: float | None = sections.key(None, "largest number of train rows; below 1: a fraction of them; None: all",
                                        sections.POSITIVE)  # fmt: skip
     chat_template: str | None = sections.key(None, "format of prompts; chatml is that of Dream and Qwen, own the "
@@ -38,8 +59,7 @@ class Keys(sections.Section):
 
     def between_keys(self, c):
         yield (self.system_prompt and not self.chat_template,
-               f"texts.system_prompt={self.system_prompt!r}: how it is written is up to the model, so set "
-               "texts.chat_template")  # fmt: skip
+               f"system_prompt={self.system_prompt!r}: how it is written is up to the model, so set chat_template")
 
 
 def template_of(cfg: Any, tok: Tokenizer) -> Callable[..., str] | None:
@@ -64,7 +84,7 @@ def rows_of_steps(rows: list[dict[str, Any]], cfg: Any) -> Callable[[int], np.nd
 def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
     """Read the rows of a split that this run uses.
 
-    Of the train rows texts.limit are chosen at random, the same in every run."""
+    Of the train rows `limit` are chosen at random, the same in every run."""
     keys = Keys.of(cfg)
     columns = {ours: getattr(keys, f"{ours}_key") for ours in RENAMED}
     rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in columns.items() if theirs})
@@ -74,7 +94,7 @@ def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
     if limit and split == "train":
         n = round(limit * len(rows) if limit < 1 else limit)
         if not n:
-            raise ValueError(f"texts.limit={limit} of the {len(rows)} rows of {cfg.dataset}/{split} is not one row")
+            raise ValueError(f"limit={limit} of the {len(rows)} rows of {cfg.dataset}/{split} is not one row")
         order = np.random.default_rng(0).permutation(len(rows))
         rows = [rows[i] for i in sorted(order[:n])]  # from the whole file, which can be sorted
     return rows
@@ -90,7 +110,7 @@ def check_completions(cfg: Any, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = True) -> data.Batch:
+def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = True) -> EncodedRows:
     """Read and encode a split. Report how many rows do not fit.
 
     with_completions: encode the completions, which then have to fit as well; False: put masks in their place
@@ -108,23 +128,23 @@ def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = 
     for note, count in notes.items():
         tqdm.write(f"{cfg.dataset}/{split}: {count} {note}")
     valid = None if arrays.valid.all() else arrays.valid
-    return arrays._replace(valid=valid, rows=[rows[i] for i in index])
+    return EncodedRows([rows[i] for i in index], arrays.tokens, arrays.maskable, valid)
 
 
-def eval_subset(encoded: data.Batch, cfg: Any) -> data.Batch:
+def eval_subset(encoded: EncodedRows, cfg: Any) -> EncodedRows:
     """Choose `eval_size` rows at random, always the same, for every evaluation to score."""
     order = np.random.default_rng(0).permutation(len(encoded.rows))
     return encoded.part(order[: cfg.eval_size])
 
 
-def end_at_eos(encoded: data.Batch, tok: Tokenizer) -> data.Batch:
+def end_at_eos(encoded: EncodedRows, tok: Tokenizer) -> EncodedRows:
     """Make only the tokens up to the first end of text maskable, as a causal model stops there."""
     ends = encoded.maskable & (encoded.tokens == tok.eos_id)
     to_end = ends.cumsum(1) - ends == 0
     return encoded._replace(maskable=encoded.maskable & to_end)
 
 
-def mask_completions(encoded: data.Batch, cfg: Any, tok: Tokenizer, seed: int | list[int]) -> data.Batch:
+def mask_completions(encoded: EncodedRows, cfg: Any, tok: Tokenizer, seed: int | list[int]) -> EncodedRows:
     """Choose the positions of a fill-in task: a random share of the tokens of each completion, at least one.
 
     The share is between mask_ratio_min and mask_ratio_max. An end of text is never chosen."""
@@ -137,7 +157,7 @@ def mask_completions(encoded: data.Batch, cfg: Any, tok: Tokenizer, seed: int | 
     return encoded._replace(maskable=text & (rank < count))
 
 
-def given_masks(encoded: data.Batch, cfg: Any, tok: Tokenizer) -> data.Batch | None:
+def given_masks(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows | None:
     """Use the column `masked` of a fill-in task: completions in which some tokens are <|mask|>.
 
     The masked tokens are those of the completion that a row has, if any, for a denoiser to learn from. Return None
@@ -164,7 +184,7 @@ def given_masks(encoded: data.Batch, cfg: Any, tok: Tokenizer) -> data.Batch | N
     return encoded._replace(tokens=np.where(maskable, encoded.tokens, tokens), maskable=maskable)
 
 
-def masked_rows(encoded: data.Batch, cfg: Any, tok: Tokenizer) -> data.Batch:
+def masked_rows(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows:
     """Mask the rows of a fill-in task for evaluations, always in the same way."""
     return given_masks(encoded, cfg, tok) or mask_completions(encoded, cfg, tok, 0)
 
@@ -174,7 +194,7 @@ def readable_prompt(row: dict[str, Any]) -> str:
     return row["prompt"] or row.get("masked", "").replace("<|mask|>", "_")
 
 
-def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: data.Batch) -> Callable[..., data.Batch]:
+def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[..., EncodedRows]:
     """Return draw(step), which chooses the prompts of a step from the rows of that step."""
     allowed = rows_of_steps(encoded.rows, cfg)
     given = given_masks(encoded, cfg, tok) if cfg.fill_in else None

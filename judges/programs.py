@@ -1,7 +1,7 @@
 """Rewards for code: which program a completion means, and whether it parses, passes its tests, runs fast, reads well.
 
-Nothing runs in this process: Python is only parsed here. Programs run, and compilers check other languages, in the
-sandbox, all of a batch in one call. rewards.py describes the type of the functions with columns
+Nothing runs in this process: Python is only parsed here. Programs run, and compilers check other languages, in
+sandbox.py, all of a batch in one call. rewards.py describes the type of the functions with columns
 `prompts, completions, ...` and has all other rewards.
 """
 
@@ -15,25 +15,26 @@ import shutil
 from typing import Any, NamedTuple
 
 import rewards
-from judges import fences, formats, sandbox
+from judges import fences, formats
 from judges.fences import DEFINITIONS, MAX_SOURCE, PARTS, parse
-from judges.sandbox import Job, Verdict
-from judges.sandbox.languages import LANGUAGES, SYNTAX
+from judges.languages import LANGUAGES, SYNTAX
+from judges.sandbox import Sandbox, check_job
 from rewards import Scores
 from system import sections
 
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
-    timeout: float = sections.key(1.0, "CPU seconds per program", sections.POSITIVE)
-    workers: int | None = sections.key(None, "programs at a time; None: six per core, at most 64",
-                                       sections.POSITIVE_INT)  # fmt: skip
-    unsafe: tuple[str, ...] = sections.key((), "protections to do without on this machine, see docs/sandbox.md")
+    reward_timeout: float = sections.key(1.0, "CPU seconds per program", sections.POSITIVE)
+    reward_workers: int | None = sections.key(None, "programs at a time; None: six per core, at most 64",
+                                              sections.POSITIVE_INT)  # fmt: skip
+    sandbox_unsafe: tuple[str, ...] = sections.key((), "protections to do without on this machine, see "
+                                                   "judges/sandbox.py")  # fmt: skip
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings of `sandbox.run`."""
-        return {"timeout": self.timeout, "workers": self.workers, "unsafe": self.unsafe}
+        """Return the arguments of `sandbox`."""
+        return {"timeout": self.reward_timeout, "workers": self.reward_workers, "unsafe": self.sandbox_unsafe}
 
 
 ALIASES = {
@@ -43,7 +44,7 @@ ALIASES = {
     **dict.fromkeys(("gcc", "gnu c"), "c"),
 }
 EMPTY = r"\[\]|\{\}|(?:\w+\.)?(?:(?:list|dict|set|deque|Counter|OrderedDict)\(\)|defaultdict\(\w*\))"
-NOT_RUN = Verdict([])
+NOT_RUN: dict[str, Any] = {"passed": [], "error": "", "seconds": 0.0}
 
 
 class Program(NamedTuple):
@@ -77,8 +78,10 @@ def check(rows: list[dict]) -> collections.Counter:
     )
     for i, row in enumerate(rows):
         if row.get("tests") and row.get("language") not in other:
-            if wrong := sandbox.problem(Job("", row["tests"], "", language_of(row.get("language")))):
-                raise ValueError(f"row {i}: {wrong}")
+            try:
+                check_job(i, "", row["tests"], "", language_of(row.get("language")))
+            except ValueError as e:
+                raise ValueError(f"row {i}: {str(e).partition(': ')[2]}") from None
     return other
 
 
@@ -99,19 +102,15 @@ def definition(code: str, name: str, language: str = "python") -> re.Match | Non
 def program(prompt: str, completion: str, entry: str | None = None, language: str = "python") -> str:
     """Return the program a completion means: its fenced block or itself, if that defines `entry`; else prompt + code.
 
-    Of several blocks it is the last that defines `entry`, with those that have what it lacks, else the first; without
-    `entry` the last that does something. Imports and helpers of the prompt come along. A block without `entry` stands
-    alone if the prompt does not begin `entry` either. `entry` is by default the last function of a Python prompt; if
-    there is none, the code stands alone."""
-    if language == "python":
-        prompt, goes_on = fences.code_of_prompt(prompt)
-        completion = "```python\n" * goes_on + completion
+    Of several blocks it is the last that defines `entry`, with those that have what it lacks, else the first. Imports
+    and helpers of the prompt come along. A block without `entry` stands alone if the prompt does not begin `entry`
+    either. `entry` is by default the last function of a Python prompt; if there is none, the code stands alone."""
     if not entry and language == "python":
         entry = (re.findall(r"^(?:async[ \t]+)?def[ \t]+(\w+)", prompt, re.M) or [None])[-1]
     text, blocks = fences.answer(completion), [block.code for block in fences.blocks(completion, language)]
     code = blocks[0] if blocks else text
     if not entry:
-        return next(filter(does_something, reversed(blocks)), code) if language == "python" else code
+        return code
     entry = re.split(r"\W", entry)[0]  # of Solution().twoSum
     if chosen := [i for i, block in enumerate(blocks) if definition(block, entry, language)]:
         code = with_missing(blocks, chosen[-1]) if language == "python" else blocks[chosen[-1]]
@@ -122,12 +121,6 @@ def program(prompt: str, completion: str, entry: str | None = None, language: st
     if not definition(code, entry, language):
         return futures_first(prompt + code) if begun or not blocks else code
     return futures_first(given_by(prompt, begun) + code) if language == "python" else code
-
-
-def does_something(code):
-    """True if code parses and calls a function: it is no header, and not the output that an answer shows."""
-    tree = parse(code)[1]
-    return tree is not None and any(isinstance(node, ast.Call) for node in ast.walk(tree))
 
 
 def given_by(prompt, begun):
@@ -168,7 +161,7 @@ def add_helpers(prompt: str, tests: list | None, entry: str, language: str = "py
     tests, given = list(tests or []), {}
     if not entry or language != "python":
         return tests
-    entry, prompt = re.split(r"\W", entry)[0], fences.code_of_prompt(prompt)[0]
+    entry = re.split(r"\W", entry)[0]
     begun = definition(prompt, entry)
     before = prompt[: begun.start()] if begun else given_by(prompt, None)
     if not before.strip() and not begun or begun and not begun[0].startswith(("def", "async")):
@@ -277,7 +270,7 @@ def compiles(sources) -> list[float]:
     time: 0.0). If a compiler is missing, the balance of the brackets decides."""
     sources = list(sources)
     compiled = [source for source in sources if by_compiler(*source)]
-    results = dict(zip(compiled, run([Job(code, [SYNTAX], "", lang) for code, lang in compiled]), strict=True))
+    results = dict(zip(compiled, run([(code, [SYNTAX], "", lang) for code, lang in compiled]), strict=True))
     return [
         verdict_of(results[source]) if source in results else quick_verdict(*source)
         for source in sources
@@ -292,9 +285,9 @@ def by_compiler(code, language):
 
 
 def verdict_of(result):
-    if "out of time" in result.error:
+    if "out of time" in result["error"]:
         return 0.0
-    return 1.0 if all(result.passed) else -1.0
+    return 1.0 if all(result["passed"]) else -1.0
 
 
 def quick_verdict(code, language):
@@ -339,35 +332,39 @@ def fenced(prompts, completions, language=None):
 
 
 # ---- what its tests say ----------------------------------------------------------------------------------------------
-settings: dict[str, Any] = {}  # of `sandbox.run`, for all rewards of this process
+shared: dict[str, Sandbox] = {}
 
 
-def choose(**wanted: Any) -> None:
-    """Choose the settings of the sandbox: timeout, workers, unsafe. ValueError if one of them is wrong."""
-    sandbox.run([], **wanted)
-    settings.update(wanted)
+def sandbox(**settings: Any) -> Sandbox:
+    """Return the Sandbox that all rewards share. With settings (workers, timeout, memory, unsafe), close it
+    and make another."""
+    if settings and shared:
+        shared.pop("sandbox").close()
+    if not shared:
+        shared["sandbox"] = Sandbox(**settings)
+    return shared["sandbox"]
 
 
-def run(jobs: list[Job]) -> list[Verdict]:
-    """Run jobs in the sandbox, equal ones once.
+def run(jobs: list[tuple]) -> list[dict]:
+    """Run jobs (code, tests, entry, language) in the shared sandbox -> a result for each, as of Sandbox.run.
 
-    Blank code, and code without tests or in a language that is not run here, gets NOT_RUN."""
+    Equal jobs run once. Blank code, and code without tests or in a language that is not run here, gets NOT_RUN."""
     keys = [json.dumps(job) for job in jobs]
     todo = {
         key: job
         for key, job in zip(keys, jobs, strict=True)
-        if job.code.strip() and job.tests and runs(job.language)
+        if job[0].strip() and job[1] and runs(job[3])
     }
-    verdicts = dict(zip(todo, sandbox.run(todo.values(), **settings) if todo else [], strict=True))
-    return [verdicts.get(key, NOT_RUN) for key in keys]
+    results = dict(zip(todo, sandbox().run(list(todo.values())) if todo else [], strict=True))
+    return [results.get(key, NOT_RUN) for key in keys]
 
 
-def run_tests(prompts, meant: list[Program], tests) -> list[Verdict]:
-    """Run the tests of each row on its program `meant`, with the prompt's helpers."""
+def run_tests(prompts, meant: list[Program], tests) -> list[dict]:
+    """Run the tests of each row on its program `meant`, with the prompt's helpers -> a result for each, see `run`."""
     rows = zip(prompts, meant, tests, strict=True)
     return run(
         [
-            Job(p.code, add_helpers(prompt, t, p.entry, p.language), p.entry, p.language)
+            (p.code, add_helpers(prompt, t, p.entry, p.language), p.entry, p.language)
             for prompt, p, t in rows
         ]
     )
@@ -383,11 +380,11 @@ def passed(prompts, meant: list[Program], tests) -> Scores:
     """Score programs by the share of their tests that pass; None in a language that is not run here."""
     results = run_tests(prompts, meant, tests)
     known = [runs(p.language) for p in meant]
-    shares = [sum(r.passed) / max(1, len(r.passed)) for r in results]
+    shares = [sum(r["passed"]) / max(1, len(r["passed"])) for r in results]
     return Scores(
         [share if k else None for share, k in zip(shares, known, strict=True)],
         none_frac=[float(not (t and k)) for t, k in zip(tests, known, strict=True)],
-        timeout_frac=[float("out of time" in r.error) for r in results],
+        timeout_frac=[float("out of time" in r["error"]) for r in results],
     )
 
 
@@ -425,9 +422,9 @@ def performance(prompts, completions, tests, reference, entry=None):
     for p, result in zip(
         meant, run_tests([*prompts, *prompts], meant, [*tests, *tests]), strict=True
     ):
-        tree, right = parse(p.code)[1], result.passed and all(result.passed)
+        tree, right = parse(p.code)[1], result["passed"] and all(result["passed"])
         measured.append(
-            (max(1e-6, result.seconds), complexity(tree)) if tree and right else None
+            (max(1e-6, result["seconds"]), complexity(tree)) if tree and right else None
         )
     scores = []
     for own, best in zip(measured[: len(completions)], measured[len(completions) :], strict=True):

@@ -3,7 +3,6 @@ What --help prints: the keys of a run, each with its default and its meaning.
 """
 import dataclasses
 import inspect
-import itertools
 import re
 import sys
 
@@ -13,7 +12,7 @@ from system import sections, settings
 
 # Keys that a first run may change; --help lists them, --help=all lists every key.
 FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len "
-         "max_new_tokens batch_size learning_rate diffusion_steps temperature rewards group_size kl_beta "
+         "max_new_tokens batch_size learning_rate diffusion_steps temperature use rewards group_size kl_beta "
          "n_layer d_model").split()  # fmt: skip
 
 
@@ -39,7 +38,7 @@ def help_text(everything: bool = False) -> str:
     if everything:
         settings.load_variants()  # a file that cannot be loaded is named below, if it has keys
     for field in dataclasses.fields(config.Config):
-        if field.name in ("model", "use", "typed"):
+        if field.name == "model":
             continue
         if field.metadata["section"]:
             found.append([field.metadata["section"]])
@@ -50,17 +49,15 @@ def help_text(everything: bool = False) -> str:
     for field in dataclasses.fields(ModelConfig):
         if field.name != "use" and (everything or field.name in FIRST):
             found[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))
-    for name, kind in itertools.product(sections.names(), sections.KINDS) if everything else ():
+    for of in sorted({*sections.declared_keys().values()}) if everything else ():
         try:
-            section = sections.section_class(name, kind)
+            section = getattr(sections.file_of(of.variant), of.kind, sections.Section)
         except ValueError as e:
-            found += [["files that cannot be loaded", f"  {e}"]] * (kind == sections.KINDS[0])
+            found.append([str(e)])
             continue
-        if section:
-            said = comments(section) | {f.name: meaning(f) for f in dataclasses.fields(section) if f.metadata}
-            keys = [help_line(f"{name}.{f.name}", f.default, said[f.name]) for f in dataclasses.fields(section)]
-            path = f"{sections.ELSEWHERE.get(name, f'variants.{name}').replace('.', '/')}.py"
-            found.append([f"{path}, by --{name}=True or any of these keys", *keys])
+        said = comments(section) | {f.name: meaning(f) for f in dataclasses.fields(section) if f.metadata}
+        keys = [help_line(f.name, f.default, said.get(f.name, "")) for f in dataclasses.fields(section)]
+        found.append([f"{of.module.replace('.', '/')}.py, by --use={of.variant} or any of these keys", *keys])
     lines = [
         "usage: python train.py config/NAME.py [--key=value ...]",
         "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes,",

@@ -10,7 +10,6 @@ import ctypes
 import dataclasses
 import errno
 import fcntl
-import importlib.util
 import itertools
 import json
 import os
@@ -47,7 +46,7 @@ def prepare_process(cfg: Config | None = None) -> None:
     keep_memory()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if cfg:
-        join(cfg)
+        hosts.join(*dataclasses.astuple(hosts.Keys.of(cfg)))
     try:
         if hosts.processes().rank:
             terminal.silence(sys.stdout)
@@ -57,28 +56,6 @@ def prepare_process(cfg: Config | None = None) -> None:
                          "unset it to run on what there is, or install jax for your GPU") from None
     jax.config.update("jax_compilation_cache_dir", cache_folder())
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-
-
-JOBS = "SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST"  # variables of what starts many processes
-
-
-def join(cfg: Config) -> None:
-    """Make this process one of several if the keys of a run, its environment or a TPU say so, before anything is
-    computed."""
-    where = dataclasses.astuple(hosts.Keys.of(cfg))
-    if where != (None, None, None) or any(name in os.environ for name in JOBS) or importlib.util.find_spec("libtpu"):
-        from system import meeting  # most runs are one process
-
-        meeting.join(*where)
-
-
-def leave(code: Any) -> None:
-    """Exit with this code. One of several processes first waits a few seconds for the others to come here."""
-    if hosts.are_alone():
-        sys.exit(code)
-    from system import meeting
-
-    meeting.leave(code)
 
 
 def keep_memory():
@@ -189,7 +166,7 @@ class Log:
             with disk.replacing(path) as f:
                 f.writelines(json.dumps(row) + "\n" for row in rows)
         self.watch = collapse.Watch(cfg.group_size)
-        self.begun = time.monotonic() - seconds  # which nobody sets back
+        self.begun = time.time() - seconds
         self.write_config()
         self.others = [other for section in cfg.use if (other := section.logger(cfg))]
 
@@ -199,7 +176,7 @@ class Log:
 
     def metrics(self, step: int, values: dict[str, Any]) -> None:
         """Log the metrics of a step."""
-        self.append("metrics.jsonl", {"step": step, "time": round(time.monotonic() - self.begun, 2)} | values)
+        self.append("metrics.jsonl", {"step": step, "time": round(time.time() - self.begun, 2)} | values)
         for other in self.others:
             other.log(values, step=step)
 
@@ -458,18 +435,3 @@ class StopRequested:
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.streams.close()
-
-
-def progress_bar(cfg, state):
-    """Make the bar of a run; its text holds until the first step is done."""
-    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
-               disable=bool(hosts.processes()[1]) or None)  # None: shown in a terminal only
-    bar.set_description_str("compiling, once: 10 to 60 s")
-    return bar
-
-
-def leave_if_asked(run, state, done, leaving):
-    """Leave the loop before it is done if a signal asked for it (leaving: its number, or 0)."""
-    if leaving and not done:
-        tqdm.write(f"saved {run.cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
-        raise KeyboardInterrupt(int(leaving))

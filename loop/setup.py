@@ -16,8 +16,8 @@ import data
 import model
 import rl
 from checkpoints import checkpoint
-from loop import runs, start
-from system import hosts, sections, settings, sharding
+from loop import memory, runs, start
+from system import hosts, sections, sharding
 
 
 def read_metrics(unread, last, cfg):
@@ -73,7 +73,7 @@ class Run(NamedTuple):
 
 def objective(name):
     """Return what makes the Task of an objective, see rl.OBJECTIVES."""
-    if not settings.plugged(rl.OBJECTIVES, name):
+    if not model.plugged(rl.OBJECTIVES, name):
         sections.refuse("objective", name, rl.OBJECTIVES)
     return rl.OBJECTIVES[name]
 
@@ -89,8 +89,7 @@ def setup(cfg, claims, train):
     if cfg.num_epochs:
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
     tx, rate = rl.optimizer(cfg)
-    params_key, adapters_key = jax.random.fold_in(key, rl.PARAMS), jax.random.fold_in(key, rl.ADAPTERS)
-    params, base = sharding.shard(rl.split(task.init(params_key), adapters_key, cfg))
+    params, base = sharding.shard(rl.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
     run, resuming = checkpoint.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
     other = start.load_reference(cfg) if config.has_reference(cfg) and cfg.ref_from and not resuming else None
 
@@ -108,11 +107,8 @@ def setup(cfg, claims, train):
         state, run = resume.restore(resumed, state)
     elif resumed:
         state = state._replace(step=checkpoint.step_in_name(resumed))
-    if config.has_reference(cfg):
-        from loop import memory  # has the key
-
-        if memory.Keys.of(cfg).ref_offload:
-            state = state._replace(reference=sharding.to_host(state.reference))
+    if memory.Keys.of(cfg).ref_offload and config.has_reference(cfg):
+        state = state._replace(reference=sharding.to_host(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
     passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # by training, not from the start

@@ -16,9 +16,9 @@ import sample
 from checkpoints import checkpoint, huggingface
 from config import Config
 from data import texts
-from loop import run_rewards
+from loop import memory, run_rewards
 from model import ModelConfig
-from system import disk, hosts, kernels, sections
+from system import disk, hosts, kernels
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -56,42 +56,21 @@ def check_shape(cfg, shape):
     if config.has_frozen_base(cfg):
         from checkpoints import adapters  # for a run with LoRA
 
-        adapters.check_targets(shape, sections.find(cfg, "lora").targets)
+        adapters.check_targets(shape, cfg.lora_targets)
     check_fits(cfg, shape)
-
-
-def surely_fits(cfg):
-    """True if a bound on a run's memory is below 1 GB. It is far too high, and needs no estimate: 24 numbers per
-    parameter, and all numbers of every layer and of four arrays of logits for every token that is scored."""
-    m = cfg.model
-    scored = config.tokens_per_iter(cfg) * (config.n_views(cfg) if cfg.objective == "grpo" else config.copies(cfg))
-    length = cfg.max_prompt_len + cfg.max_new_tokens
-    per_layer = 20 * m.d_model + 6 * m.ff + 4 * m.n_head * length
-    params = m.n_layer * m.d_model * (4 * m.n_head * m.head_dim + 3 * m.ff) + 2 * m.vocab_size * m.d_model
-    numbers = 24 * params + scored * (m.n_layer * per_layer + 4 * m.vocab_size)
-    return not m.use and 4 * numbers < 1e9
 
 
 def check_fits(cfg: Config, shape: ModelConfig) -> None:
     """Raise ValueError if a run with a model of this shape cannot fit: if the estimate, which is right to a factor of
     2, is more than twice the memory."""
     cfg = config.with_model(cfg, shape)
-    if cfg.eval_only or surely_fits(cfg):
-        return
-    from loop import memory  # small runs need no estimate
-
-    if memory.estimate_bytes(cfg)["peak"] > 2 * memory.device_memory():
+    if not cfg.eval_only and memory.estimate_bytes(cfg)["peak"] > 2 * memory.device_memory():
         text = "; ".join(memory_lines(cfg))
         raise ValueError(text.replace("warning: this run will probably not", "this run cannot"))
 
 
 def memory_lines(cfg):
-    """Return the line that says what a run needs, unless that is little, and one that says which keys to change if it
-    is too much."""
-    if surely_fits(cfg):
-        return []
-    from loop import memory
-
+    """Return the line that says what a run needs and, if that is too much, one that says which keys to change."""
     if memory.estimate_bytes(cfg)["peak"] <= memory.device_memory():
         return [memory.summary(cfg)]
     from loop import fit  # other runs need no other keys
@@ -163,8 +142,8 @@ def find_checkpoint(cfg):
         from checkpoints import adapters
 
         start = adapters.read_adapters(folder)[0]
-    family = {name: was[name] for name in ["checkpoint.open_as"] if was.get(name)}
-    return config.changed(cfg, {"init_from": start, "base": ()} | family), folder
+    family = {"open_as": was["open_as"]} if was.get("open_as") else {}
+    return dataclasses.replace(cfg, init_from=start, base=(), **family), folder
 
 
 # ---- its model -------------------------------------------------------------------------------------------------------
@@ -198,16 +177,16 @@ def open_model(cfg, folder, adapting):
         checkpoint.refuse_judge(folder, params)
     check_shape(cfg, shape)  # again: a folder of adapters says only now what its base is
     with disk.naming(folder):
-        tok = data.open_tokenizer(folder, shape.vocab_size)
+        tok = data.Tokenizer.load(folder, shape.vocab_size)
     if adapting:
         if not shape.causal:
             raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
         from checkpoints.adapt import adapt  # a denoiser needs none of it
 
         params, shape = adapt(params, shape, tok.mask_id, cfg.model)
-    elif shape.block and cfg.model.block:
+    elif hasattr(shape, "block_causal") and hasattr(cfg.model, "block_causal"):
         # A run may set a shorter block: SDAR trains with short blocks first.
-        shape = sections.changed(shape, {"blocks.block": cfg.model.block})
+        shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal)
     shape = huggingface.fit_tokenizer(folder, shape, tok)
     config.check_model(cfg, shape, f"in {folder}")
     return params, tok, config.with_model(cfg, shape).model
@@ -248,20 +227,18 @@ def count_params(params: Any) -> int:
 
 
 def lines_of_keys(cfg):
-    """Yield a line for each section of keys, as they are typed: what differs from the defaults, all of variants."""
-    fields = [(f, f.metadata.get("section"), cfg) for f in dataclasses.fields(cfg) if f.name not in ("model", "typed")]
-    fields += [(f, "model", cfg.model) for f in dataclasses.fields(cfg.model)]
+    """Yield a line for each section of keys: those of a run that differ from the defaults, as they are typed."""
+    fields = [(f, f.metadata.get("section"), cfg) for f in dataclasses.fields(cfg) if f.name not in ("model", "use")]
+    fields += [(f, "model", cfg.model) for f in dataclasses.fields(cfg.model) if f.name != "use"]
+    for section in (*cfg.use, *cfg.model.use):
+        fields += [(f, config.variant_of(section), section) for f in dataclasses.fields(section)]
     lines: dict[str, list[str]] = {}
     title = ""
     for field, section, owner in fields:
         title = section.partition(":")[0] if section else title
         value = getattr(owner, field.name)
-        if value != field.default and field.name != "use":
+        if value != field.default:
             lines.setdefault(title, []).append(f"{field.name}={config.as_typed(value)}")
-    for section in (*cfg.use, *cfg.model.use):  # also their defaults, which nobody typed
-        name = config.variant_of(section)
-        keys = {f"{name}.{key}": value for key, value in vars(section).items()} or {name: True}
-        lines[name] = [f"{key}={config.as_typed(value)}" for key, value in keys.items()]
     for title, keys in lines.items():
         yield f"    {title:13} " + "  ".join(keys)
 

@@ -14,7 +14,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import safetensors
 
-from system import files, hosts
+from data import bpe
+from system import hosts
 
 SHARD = 5_000_000_000  # bytes of a file of tensors; a larger model is several files
 
@@ -122,7 +123,7 @@ def read_json(path: str) -> dict[str, Any]:
     """Read a JSON file that holds an object."""
     if not os.path.exists(path):
         raise ValueError(f"{path} cannot be read as JSON: there is no such file")
-    return files.read_json(path)
+    return bpe.read_json(path)
 
 
 def open_tensors(file: str) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def open_tensors(file: str) -> dict[str, Any]:
 
         return drawn.open_tensors(file)
     try:
-        handle = safetensors.safe_open(files.regular_file(file), "numpy")
+        handle = safetensors.safe_open(bpe.regular_file(file), "numpy")
     except (OSError, safetensors.SafetensorError) as e:
         folder = os.path.dirname(file)
         is_of_run = re.fullmatch(r"step-\d+", os.path.basename(folder))  # checkpoint.py names its folders so

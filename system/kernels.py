@@ -27,7 +27,7 @@ def has_amx(cpu="/proc/cpuinfo"):
 def sixteen_bits_pay(m):
     """True if a model of this ModelConfig, in float32, would train much faster in bfloat16 here: on a CPU with AMX, if
     its width is 96 or more and it has no experts."""
-    wide = m.d_model >= 96 and m.mlp != "moe"
+    wide = m.d_model >= 96 and not hasattr(m, "n_experts")
     return wide and m.dtype == "float32" and on_cpu() and has_amx()
 
 
@@ -369,11 +369,6 @@ def draw_rows(keys, logits):
     token = stretch * parts.shape[-1] + token
     token = jnp.where(possible, token, likeliest(logits)[:, None])
     return token[:, 0]
-
-
-# At most this many bytes of logits exist at a time (220 positions of a vocabulary of 152,000). Smaller chunks read the
-# head too often; larger ones waste memory, as the entropy's gradient holds seven such arrays.
-LOGITS_BYTES = 2**27
 
 
 def wanted_in_chunks(fn, n, wanted, *trees):

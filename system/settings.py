@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 # ---- what variants add -----------------------------------------------------------------------------------------------
 
@@ -27,88 +27,50 @@ def load(module: str) -> types.ModuleType | None:
 
 
 def load_variants() -> None:
-    """Import all files of variants/ that can be loaded, so that the tables have all their names for a message. No run
-    computes anything else after it, see `add`."""
+    """Import all files of variants/, so that the tables have all their names. Those that cannot be loaded are left out.
+    """
     for path in sorted(Path(__file__).parents[1].glob("variants/*.py")):
         with contextlib.suppress(ValueError):
             load(f"variants.{path.stem}")
 
 
-class Table(dict):
-    """A choice among functions by name, to which files of variants/ add. What was compiled with a function is forgotten
-    when its name gets another one, as when a cell of a notebook is run again: equal settings then mean something else.
-    """
-
-    def __setitem__(self, name: str, function: Any) -> None:
-        if self.get(name, function) is not function:
-            import jax  # what reads settings alone can do without
-
-            jax.clear_caches()
-        super().__setitem__(name, function)
-
-    def __delitem__(self, name: str) -> None:
-        self[name] = None  # to forget what was compiled
-        super().__delitem__(name)
-
-
-# The files of variants/ that add names other than their own {name: file}.
-FILE_OF = {
-    "exact": "estimators",
-    "trace": "estimators",
-    "quadrature": "estimators",
-    "strata": "estimators",
-    "dream": "rules",
-    "static": "rules",
-    "dynamic": "rules",
-    "wd1": "losses",
-    "bnpo": "losses",
-}
-
-
-def add(table: dict[str, Any], **functions: Any) -> None:
-    """Add the functions of a file of variants/ to a table. A name that somebody has set is not overwritten, whether
-    they set it before the file was imported or after."""
-    for name, function in functions.items():
-        if name not in table or written_in(table[name]) == written_in(function):
-            table[name] = function
-
-
 def plugged(table: Collection[str], name: Any) -> bool:
-    """Say if a table of functions has this name, after importing the file of variants/ that adds it: one of this name,
-    which may be a user's own, or the one that is written in FILE_OF."""
-    for file in (name, FILE_OF.get(name)):
-        if name not in table:
-            load(f"variants.{file}")
+    """Say if a table of functions has this name, after importing the file of this name in variants/ if there is one: a
+    variant adds its functions to the tables of the core when it is imported, and the core does not know its name."""
+    if name not in table:
+        load(f"variants.{name}")
     return name in table
 
 
-def written_in(entry: Any) -> str:
-    """Return the name of the file of variants/ that the function of a table is written in, or one of a record's; ""
-    if it is written elsewhere."""
-    functions = entry if isinstance(entry, tuple) else (entry,)
-    return max(f.__module__.partition("variants.")[2] for f in functions if callable(f))
-
-
 def variant_of(section: Any) -> str:
-    """Return the name of the file that a section is declared in."""
+    """Return the name of the file in variants/ that a section is declared in."""
     return type(section).__module__.rpartition(".")[2]
+
+
+class Sections:
+    """Settings that variants add to. `use` holds a frozen dataclass of each variant that is used, and a field of one
+    reads as if it were one of these settings: cfg.nll_coef is that of variants/nll.py. Without it there is none."""
+
+    use: tuple[Any, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        for section in self.__dict__.get("use", ()):
+            if name in section.__dataclass_fields__:
+                return getattr(section, name)
+        raise AttributeError(f"{type(self).__name__} has no {name}, nor has a variant that it uses")
 
 
 # ---- types -----------------------------------------------------------------------------------------------------------
 
 
-def check_types(cfg: Any, prefix: str = "") -> None:
-    """Raise a ValueError if a field of a dataclass has not its annotated type (an int will do for a float).
-
-    prefix: what is typed before the names of its fields"""
+def check_types(cfg: Any) -> None:
+    """Raise a ValueError if a field of a dataclass has not its annotated type (an int will do for a float)."""
     for name, kind in typing.get_type_hints(type(cfg)).items():
-        if typing.get_origin(kind) is ClassVar:
-            continue
         value = getattr(cfg, name)
         if not fits(value, kind):
             from system import unknown  # has the words
 
-            raise ValueError(f"{prefix}{name}={value!r}: expected {unknown.expected(kind)}, got {type(value).__name__}")
+            raise ValueError(f"{name}={value!r}: expected {unknown.expected(kind)}, got {type(value).__name__}")
 
 
 def fits(value: Any, kind: Any) -> bool:
@@ -153,9 +115,6 @@ def rules_of_a_model(cfg: Any) -> Iterator[tuple[Any, str]]:
         "even number")
     yield cfg.causal and not cfg.shift, (
         "causal=True needs shift=True: a position that sees its own token cannot predict it")
-    yield "causal" in (cfg.mask, cfg.read) and not cfg.causal, (
-        f"mask={cfg.mask!r}, read={cfg.read!r} need causal=True; without it, set mask='all' and read='own'")
-    yield cfg.read == "shifted" and not cfg.shift, "read='shifted' needs shift=True; without it, set read='own'"
     yield cfg.dtype not in ("float32", "bfloat16"), f"dtype={cfg.dtype!r}: one of float32, bfloat16"
     ids = [(name, getattr(cfg, name)) for name in ("mask_id", "eos_id", "pad_id", "bos_id")]
     ids += [("end_ids", i) for i in cfg.end_ids]

@@ -11,26 +11,19 @@ import re
 import traceback
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parents[1] / "config/elsewhere.txt"
-# What to say before the last column of FILE.
-ANSWER = {"=": "here it is ", "-": "there is no such thing here: ", ">": "it is now "}
+ANSWER = {"=": "here it is ", "-": "there is no such thing here: "}  # what to say before the last column of FILE
 
 
 @functools.cache
 def foreign_keys():
-    """Read config/elsewhere.txt: [[key of another program, "=", "-" or ">", our key or why there is none], ...]."""
+    """Read config/elsewhere.txt: [[key of another program, "=" or "-", our key or why there is none], ...]."""
     lines = FILE.read_text().splitlines()
     return [line.split(maxsplit=2) for line in lines if line.strip() and line[0] != "#"]
-
-
-@functools.cache
-def renamed() -> dict[str, str]:
-    """Return how our own keys were called once, and how they are called now {old: new}."""
-    return {old: new for old, sign, new in foreign_keys() if sign == ">"}
 
 
 def value(name: str, value: object, choices: Collection) -> str:
@@ -43,44 +36,24 @@ def value(name: str, value: object, choices: Collection) -> str:
     return message + (f"; {known[0]}" if known else f"; did you mean {near[0]!r}?" if near else "")
 
 
-def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
-    """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so.
-
-    known: the keys of a run without variants; keys: those of variants, see sections.all_keys"""
+def key(name: str, known: Collection[str]) -> str:
+    """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so."""
     message = f"unknown config key {name!r}"
     leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
-    file = name.removeprefix("model.").partition(".")[0]
-    own = [one for one in keys if one.partition(".")[0] == file]
-    words = dict.fromkeys((name, name.removeprefix("model.")) if own else (name, leaf))
-    for word, (theirs, sign, answer) in itertools.product(words, foreign_keys()):
+    for word, (theirs, sign, answer) in itertools.product(dict.fromkeys((name, leaf)), foreign_keys()):
         if fnmatch.fnmatchcase(word, theirs):
             return f"{message}: {ANSWER[sign]}{answer}"
-    names = {k: k for k in own}
-    if not own:
-        names = {k.split(".")[-1]: k for k in known} | {k: k for k in (*known, *keys)} | renamed()
-    near = difflib.get_close_matches(name.removeprefix("model.") if own else name, names, 1, 0.7)
-    if near:
-        message += f", did you mean {names[near[0]]!r}?"
-    if own:
-        return f"{message}; there are {', '.join(own)}"
-    if "." in name:
-        files = dict.fromkeys(k.partition(".")[0] for k in keys)
-        return f"{message}; before the dot there may be {', '.join(files)}"
-    return message if near else f"{message}; see --help=all"
+    names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
+    near = difflib.get_close_matches(name, names, 1, 0.7)
+    question = f", did you mean {names[near[0]]!r}?" if near else "; see --help=all"
+    return message + question
 
 
-def keyword(name: str, known: Collection[str], keys: dict[str, Any]) -> str:
-    """Return the message for a keyword of Config(...) that does not exist. known, keys: as in `key`."""
-    new = renamed().get(name, name)
-    if new != name or new in keys:
-        file, _, field = new.partition(".")
-        kind = keys[new].kind if new in keys else "Keys"
-        owner = "Config" if kind == "Keys" else "ModelConfig"
-        said = f"is now {new}" if new != name else f"is of a variant, {file}"
-        return f"{name} {said}: {owner}(use=({file}.{kind}({field and field + '=...'}),))"
-    if f"model.{name}" in known:
+def keyword(name: str, known: Collection[str], declared: dict[str, Any]) -> str:
+    """Return the message for a keyword of Config(...) that does not exist. declared: from sections.declared_keys."""
+    if f"model.{name}" in known or name in declared and declared[name].kind == "Shape":
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
-    return key(name, known, keys)
+    return key(name, [*known, *declared])
 
 
 def file(name: str, there: list[str]) -> str:
@@ -93,13 +66,13 @@ def file(name: str, there: list[str]) -> str:
     return f"no config file {name!r}{question}; as config/NAME.py there are {', '.join(there)}"
 
 
-def raised(error: Exception, path: str, known: Collection[str], keys: Callable) -> str:
-    """Return the message for an error that a config file raises, with the line of the file. known, keys():
-    as in `key`, for a key of ModelConfig(...) that does not exist."""
+def raised(error: Exception, path: str, known: Collection[str], declared: dict[str, Any]) -> str:
+    """Return the message for an error that a config file raises, with the line of the file. known, declared: as in
+    `keyword`, for a key of ModelConfig(...) that does not exist."""
     key = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     message = str(error)
     if key:
-        message = keyword(key[1], known, keys())
+        message = keyword(key[1], known, declared)
     elif not isinstance(error, (ValueError, ImportError, SyntaxError)):
         message = f"{type(error).__name__}: {message}"
     frames = traceback.extract_tb(error.__traceback__)

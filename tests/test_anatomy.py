@@ -31,7 +31,7 @@ def near(completions, answer):
 KINDS = {  # the model, and the keys that go with it
     "denoiser": ({}, dict(logp_est="trace", logp_views=3)),
     "causal": (dict(causal=True, shift=True), dict(logp_est="exact", order="left")),
-    "block": (dict(**{"blocks.block": 3}), dict(logp_est="coupled_elbo", diffusion_steps=2)),
+    "block": (dict(block_causal=3), dict(logp_est="coupled_elbo", diffusion_steps=2)),
 }
 
 
@@ -65,8 +65,7 @@ def arguments(place, kind, out_dir, **changes):
     keys |= dict(objective="grpo", dataset=place, init_from=place / kind, out_dir=out_dir,
                 rewards=f"{my}:low,{my}:near", reward_weights="1,0.5",
                 max_prompt_len=8, max_new_tokens=6, batch_size=4, group_size=4, max_iters=2,
-                eval_interval=9, save_interval=1, log_interval=1, eval_size=4, **{"runs.log_samples": 0},
-                diffusion_steps=3,
+                eval_interval=9, save_interval=1, log_interval=1, eval_size=4, log_samples=0, diffusion_steps=3,
                 updates_per_rollout=2, ratio_level="token", clip_low=1e-3, clip_high=1e-3, learning_rate=1e-2,
                 warmup_iters=0, lr_schedule="constant", keep_completions=12, minibatch_size=6)  # fmt: skip
     recipe = place / "recipe.py"
@@ -95,7 +94,7 @@ def test_the_page_has_the_numbers_that_the_run_logged(kind, pages):
     out, page, _ = pages(kind)
     logged = next(row for row in lines(out) if row["step"] == 2 and "loss" in row)
     assert page["iteration"] == 2 and page["kind"] == kind and len(page["updates"]) == 4
-    rule = {"denoiser": "sample.py: quota", "block": "variants/rules.py: static"}.get(kind)
+    rule = {"denoiser": "sample.py: quota", "block": "variants/static.py: static"}.get(kind)
     assert (page["functions"]["rule"] or {}).get("at") == rule
     for name in ("loss", "pg_loss", "grad_norm", "logp", "update_ratio", "clip_ratio/region_mean"):
         np.testing.assert_allclose(np.mean([u[name] for u in page["updates"]]), logged[name], rtol=1e-4, atol=1e-7)
@@ -154,11 +153,11 @@ def test_log_probs_before_and_after_are_those_of_the_checkpoints(kind, pages):
             for c in prompt["completions"]:
                 x = np.array([[TOK.pad_id] * (8 - len(ids)) + ids + c["ids"]])
                 for u in (u for u in c["updates"] if u["number"] == number):
-                    masked, weight = np.zeros((1, 8, 14), bool), np.zeros((8, 6))  # of at most 8 views
+                    masked, weight = np.zeros((8, 1, 14), bool), np.zeros((8, 6))  # of at most 8 views
                     for i, view in enumerate(u["views"]):
-                        masked[0, i, 8:], weight[i, view["scored"]] = view["masked"], view["weight"]
+                        masked[i, 0, 8:], weight[i, view["scored"]] = view["masked"], view["weight"]
                     each, _ = score(params, x, masked, cfg=shape, valid=valid, start=8)
-                    counts, expected = np.array(u["counts"]), (weight * each[0, :, 8:]).sum(0)
+                    counts, expected = np.array(u["counts"]), (weight * each[:, 0, 8:]).sum(0)
                     np.testing.assert_allclose(np.array(u[name])[counts], expected[counts], atol=1e-4)
                     compared += 1
     assert compared == 12
@@ -170,7 +169,7 @@ def test_rewards_say_what_they_looked_at_and_functions_where_they_are(pages):
     low, near = prompt["reads"].values()
     assert low == {"completions": None, "token_ids": None}
     assert near == {"completions": None, "answer": chr(65 + int(prompt["text"].split()[0]))}
-    assert page["functions"]["estimator"]["at"] == "variants/estimators.py: trace"
+    assert page["functions"]["estimator"]["at"] == "variants/trace.py: trace"
     assert page["functions"]["token_loss"]["says"].startswith("PPO")
     assert not {"out_dir", "init_from"} & page["keys"].keys()
 

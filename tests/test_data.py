@@ -15,7 +15,6 @@ import time
 
 import numpy as np
 import pytest
-import shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,7 +86,7 @@ def test_an_unknown_name_is_answered_with_the_known_names():
 PREPARE = f"""
 import sys, time
 from pathlib import Path
-sys.path[:0] = [{REPOSITORY!r}, {REPOSITORY + '/tests'!r}]
+sys.path.insert(0, {REPOSITORY!r})
 from data import learn, making
 time.sleep(0.5)
 here = Path(__file__).parent
@@ -96,7 +95,7 @@ rows = [{{"prompt": str(i)}} for i in range(2000)]
 making.save(here, {{"train": rows, "val": rows[:100]}}, learn.tokenizer(["aaaa bbbb"] * 9, 262).vocab)
 """
 LOAD_TOY = f"""
-import sys; sys.path[:0] = [{REPOSITORY!r}, {REPOSITORY + '/tests'!r}]
+import sys; sys.path.insert(0, {REPOSITORY!r})
 import data
 data.ROOT = type(data.ROOT)(sys.argv[1])
 print(*(len(data.load('toy', split)) for split in ('train', 'val')))
@@ -282,7 +281,7 @@ def test_rows_of_the_known_formats_are_recognised(row, ours, tmp_path):
     ({"conversations": CHAT}, dict(prompt="conversations"), OF_CHAT)])
 def test_other_data_sets_are_answered_with_the_keys_that_name_their_columns(row, names, ours, tmp_path):
     path = file(tmp_path, "a.jsonl", jsonl([row, row]))
-    said = f"line 1: no prompt; .*found {', '.join(row)}; for other names train.py has --texts.prompt_key=COL"
+    said = f"line 1: no prompt; .*found {', '.join(row)}; for other names train.py has --prompt_key=COLUMN and --comp"
     with pytest.raises(ValueError, match=said):
         data.load(path, "train")
     assert ours.items() <= data.load(path, "train", names)[0].items()
@@ -322,8 +321,7 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n
     ("a.jsonl", {"prompt": "a", "difficulty": "brutal"}, "a number or one of easy, medium, hard, found str 'brutal'"),
     ("a.jsonl", {"prompt": "a", "difficulty": True}, "difficulty should be a number"),
     ("a.jsonl", {"prompt": "a", "chosen": "b", "rejected": 1}, "rejected should be a string"),
-    ("a.jsonl", {"foo": 1, "bar": 2},
-     "found foo, bar; for other names train.py has --texts.prompt_key=COLUMN"),
+    ("a.jsonl", {"foo": 1, "bar": 2}, "found foo, bar; for other names train.py has --prompt_key=COLUMN and --compl"),
     ("a.jsonl", {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "b"}, "found chosen, rejected; for other names"),
     ("a.jsonl", {"prompt": [turn("system", "Add.")]}, "the last to speak before the model should be the user"),
     ("a.jsonl", {"prompt": []}, "the last to speak before"), ("a.jsonl", {"prompt": ["2+3"]}, "text or a list of"),
@@ -338,12 +336,12 @@ def test_what_cannot_be_read_is_answered_with_what_was_expected(tmp_path, name, 
 
 def test_messages_before_a_prompt_need_a_chat_template():
     template = data.chat("chatml", "Be brief.", CHATTY)
-    ids = data.encode([OF_CHAT], CHATTY, 300, 9, template)[0].tokens[0]
+    ids = data.encode([OF_CHAT], CHATTY, 300, 9, template).batch.tokens[0]
     assert CHATTY.decode(ids, specials=True).replace("<|pad|>", "").startswith(
         "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
         "<|im_start|>user\n2+3<|im_end|>\n<|im_start|>assistant\n5")
     for bare in None, data.chat(None, None, CHATTY, "Add: "):
-        with pytest.raises(ValueError, match="a row has messages before its prompt.*set texts.chat_template"):
+        with pytest.raises(ValueError, match="a row has messages before its prompt.*set chat_template"):
             data.encode([OF_CHAT], CHATTY, 300, 9, bare)
 
 
@@ -467,7 +465,7 @@ def test_prompts_end_and_completions_begin_at_prompt_len():
     assert (arrays.valid == (arrays.tokens != p)).all() and not notes
     assert (arrays.maskable == [[False] * 3 + [True] * 4] * 4).all()
     assert row.tolist() == [0, 1, 2, 3]
-    assert [a.dtype for a in (*arrays[:3], row)] == [np.int32, bool, bool, np.int32]
+    assert [a.dtype for a in (*arrays, row)] == [np.int32, bool, bool, np.int32]
 
 
 def test_rows_that_do_not_fit_are_left_out_and_documents_are_cut_into_windows():
@@ -478,7 +476,7 @@ def test_rows_that_do_not_fit_are_left_out_and_documents_are_cut_into_windows():
     assert row.tolist() == [2]
     assert notes == {"left out: prompt longer than 3 tokens (the longest has 4)": 1,
                      "left out: completion longer than 4 tokens (the longest has 5)": 1}
-    assert data.encode(rows[:2], tok, 3, 4)[0].tokens.shape == (0, 7)
+    assert data.encode(rows[:2], tok, 3, 4).batch.tokens.shape == (0, 7)
     rows = [{"prompt": "", "completion": "abcdefghij"}, {"prompt": "", "completion": "kl"}]
     arrays, row, notes = data.encode(rows, tok, 0, 4)
     assert [tok.decode(t) for t in arrays.tokens] == ["abcd", "efgh", "ij", "kl"]
@@ -515,11 +513,11 @@ def test_a_chat_template_writes_what_the_model_was_taught_to_read(name, system, 
 
 def test_what_looks_like_a_special_token_in_a_row_is_text():
     template = data.chat("chatml", None, CHATTY)
-    ids = data.encode([{"prompt": "a<|mask|>b", "completion": "c"}], CHATTY, 200, 9, template)[0].tokens[0]
+    ids = data.encode([{"prompt": "a<|mask|>b", "completion": "c"}], CHATTY, 200, 9, template).batch.tokens[0]
     assert CHATTY.mask_id not in ids and "user\na<|mask|>b<|im_end|>" in CHATTY.decode(ids, specials=True)
     assert data.chat(None, "unused", CHATTY) is None
     rows = [{"prompt": "<|mask|>", "completion": "<|eos|>"}]
-    assert CHATTY.decode(data.encode(rows, CHATTY, 8, 8)[0].tokens[0]) == "<|mask|><|eos|>"
+    assert CHATTY.decode(data.encode(rows, CHATTY, 8, 8).batch.tokens[0]) == "<|mask|><|eos|>"
 
 
 def test_an_instruction_stands_before_every_prompt_in_its_turn():
@@ -606,7 +604,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, tmp_path):
         (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=f"{name} is not an ordinary file|no tokenizer at"):
         data.load(str(tmp_path), "train")
-        data.open_tokenizer(tmp_path)
+        data.Tokenizer.load(tmp_path)
 
 
 @pytest.mark.slow
@@ -622,15 +620,14 @@ def test_gemmas_template_is_its_own():
 
 def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
     path = file(tmp_path, "mine.jsonl", jsonl(ROWS))
-    cfg = shared.run(dataset=path, max_prompt_len=120, **{"texts.chat_template": "chatml",
-                                                          "texts.system_prompt": "Add.",
-                        "texts.instruction": "Now: "})
+    cfg = config.Config(dataset=path, max_prompt_len=120, chat_template="chatml", system_prompt="Add.",
+                        instruction="Now: ")
     read = encoded_texts.encode_split(cfg, CHATTY, "train")
     assert "<|im_start|>user\nNow: 0+1=<|im_end|>" in CHATTY.decode(read.tokens[0], specials=True)
     assert CHATTY.decode(read.tokens[0], specials=True).count("<|im_start|>system\nAdd.<|im_end|>\n") == 1
     assert read.rows[0]["prompt"] == "0+1="  # what rewards see
     with pytest.raises(ValueError, match="chat_template='alpaca': one of None, chatml, llada"):
-        shared.run(**{"texts.chat_template": "alpaca"})
+        config.Config(chat_template="alpaca")
 
 
 @settings(max_examples=25, deadline=None)
@@ -673,8 +670,8 @@ def digest(name, share):
 def test_a_data_set_is_the_same_in_every_process():
     """Sets and hashes of strings differ from process to process; the rows must not."""
     names, share = "grammar sudoku countdown code words", 20
-    program = f"import sys; sys.path[:0] = [{REPOSITORY!r}, {REPOSITORY + '/tests'!r}]\n" \
-              f"from test_data import digest\nprint(*(digest(name, {share}) for name in {names.split()}))"
+    program = f"import sys; sys.path.insert(0, {REPOSITORY!r})\n" \
+              f"from tests.test_data import digest\nprint(*(digest(name, {share}) for name in {names.split()}))"
     there = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
                              env=os.environ | {"PYTHONHASHSEED": "123"})
     here = [digest(name, share) for name in names.split()]
@@ -928,7 +925,7 @@ def test_prompts_of_grpo_keep_the_messages_before_them(tmp_path):
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
     row = {"prompt": turns, "completion": "2"}
     rows = file(tmp_path, "mine.jsonl", jsonl([row] * 3))
-    cfg = shared.run(dataset=rows, max_prompt_len=120, **{"texts.chat_template": "chatml"})
+    cfg = config.Config(dataset=rows, max_prompt_len=120, chat_template="chatml")
     wanted = "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n"
     asked = encoded_texts.encode_split(cfg, CHATTY, "train", with_completions=False)
     assert CHATTY.decode(asked.tokens[0, :120], specials=True).replace("<|pad|>", "") == wanted

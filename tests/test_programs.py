@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rewards
-from judges import programs, sandbox
+from judges import programs
 
 BODY = "def add(a, b):\n    \"\"\"Return the sum.\"\"\"\n    return "
 CHAT = "Write a function add."
@@ -69,8 +69,7 @@ SHAPES = {
     "in a list": "1. First:\n\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n2. Done.",
     "in a list, deeper": "- Answer\n    ```py\n    def add(a, b):\n        return a + b\n    ```",
     "behind the mark of a list": "* ```python\n  def add(a, b):\n      return a + b\n  ```",
-    "tildes": f"~~~python\n{DEF}~~~", "four backticks": f"````python\n{DEF}````",
-    "five, with three inside": f"`````\n{QUOTED}`````",
+    "tildes": f"~~~python\n{DEF}~~~", "four backticks": f"````python\n{DEF}````", "five, with three inside": f"`````\n{QUOTED}`````",
     "a byte order mark": f"\ufeff```python\n{DEF}```", "a byte order mark without fence": f"\ufeff{DEF}",
     "reasoning with an unfinished fence": f"<think>Perhaps\n```python\ndef add(\n</think>\n```python\n{DEF}```",
     "reasoning whose beginning is the prompt's": f"I add them.\n</think>\n\n{DEF}",
@@ -83,13 +82,10 @@ SHAPES = {
     "between sentences": f"Here is the function:\n\n{DEF}\nIt adds the two numbers.",
     "between sentences, with imports and a table": f"Sure! I use a table:\nimport math\nTABLE = [\n  1,\n]\n{DEF}\nThis is O(1).",
     "between sentences, decorated": f"Solution:\nimport functools\n@functools.cache\n{DEF}That's it",
-    "windows line ends": f"```python\r\n{DEF}```".replace("\n", "\r\n"),
-    "the fence behind the code": f"```python\n{DEF.rstrip()}```",
+    "windows line ends": f"```python\r\n{DEF}```".replace("\n", "\r\n"), "the fence behind the code": f"```python\n{DEF.rstrip()}```",
     "cut off": f"```python\n{DEF}", "bare": DEF, "a label of many words": f"```python title=\"a.py\"\n{DEF}```",
-    "an example before it": f"```\nadd(1, 2) -> 3\n```\n```python\n{DEF}```",
-    "twice": f"```python\ndef add(a): 1\n```\n```python\n{DEF}```",
-    "glued": f"```python\n{DEF}``````python\nadd(1, 2)\n```", "upper case": f"```Python\n{DEF}```",
-    "no label": f"```\n{DEF}```"}
+    "an example before it": f"```\nadd(1, 2) -> 3\n```\n```python\n{DEF}```", "twice": f"```python\ndef add(a): 1\n```\n```python\n{DEF}```",
+    "glued": f"```python\n{DEF}``````python\nadd(1, 2)\n```", "upper case": f"```Python\n{DEF}```", "no label": f"```\n{DEF}```"}
 
 
 def test_code_is_found_in_every_shape_that_people_and_models_write():
@@ -110,8 +106,7 @@ def test_syntax_of_python(code, worth):
     ("json", '{"a": 1}', '{"a": }', None), ("javascript", "const f = (a) => { return a }", "const f = (a => {", "node"),
     ("c", "int f(int a) { return a; }", "int f(int a { return a; }", "gcc"),
     ("cpp", "#include <vector>\nint f() { return std::vector<int>{1}.size(); }", "int f() { return std::; }", "g++"),
-    ("java", f"public final class {LONG} {{ int f() {{ return 1; }} }}", "public class A { int f() { return 1 } }",
-     "javac"),
+    ("java", f"public final class {LONG} {{ int f() {{ return 1; }} }}", "public class A { int f() { return 1 } }", "javac"),
     ("cobol", "(a [b] {c})", "(a [b) ]", None)])
 def test_syntax_of_other_languages(language, good, bad, tool, monkeypatch):
     if tool is None or shutil.which(tool):
@@ -122,13 +117,14 @@ def test_syntax_of_other_languages(language, good, bad, tool, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
-def test_a_compiler_that_compiles_without_end_is_stopped_by_the_time_limit_of_rewards(monkeypatch):
+def test_a_compiler_that_compiles_without_end_is_stopped_by_the_time_limit_of_rewards():
     doubling = "template <int n, int m> struct A { enum { x = A<n - 1, 2 * m>::x + A<n - 1, 2 * m + 1>::x }; };\n"
     doubling += "template <int m> struct A<0, m> { enum { x = 1 }; };\nint x = A<19, 0>::x;"
-    monkeypatch.setitem(programs.settings, "timeout", 0.2)
+    programs.sandbox(timeout=0.2)
     started = time.monotonic()
     assert programs.compiles([(doubling, "c++"), ("int x;", "c++")]) == [0, 1]
     assert time.monotonic() - started < 60
+    programs.sandbox(timeout=5.0)
 
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
@@ -216,17 +212,13 @@ YES = "    def __eq__(self, o): return True\n    def __init__(self, *a): self.x 
 
 
 LIES = [  # what a completion says of what the prompt defines, and a test that would pass then
-    ("PRIMES = []", "for p in PRIMES: assert f(p) == p * p"),
-    ("PRIMES.clear()", "for p in PRIMES: assert f(p) == p * p"),
+    ("PRIMES = []", "for p in PRIMES: assert f(p) == p * p"), ("PRIMES.clear()", "for p in PRIMES: assert f(p) == p * p"),
     ("MOD = 1", "assert f(3) % MOD == 9 % MOD"), ("ROWS = []", "assert [f(r) for r in ROWS] == [3, 7]"),
-    ("ROWS = [[0]]", "assert all(f(r) == sum(r) for r in ROWS)"),
-    ("WANTED = {}", "assert all(f(k) == v for k, v in WANTED.items())"),
+    ("ROWS = [[0]]", "assert all(f(r) == sum(r) for r in ROWS)"), ("WANTED = {}", "assert all(f(k) == v for k, v in WANTED.items())"),
     ("class Box:\n" + YES, "assert f(0) == Box(3)"), ("class Box:\n" + YES, "assert Box(3) == f(0)"),
-    ("class Box:\n" + YES, "assert f(0) in [Box(3)]"), ("class Box:\n" + YES,
-                                                        "assert Box(2).double() == Box(4) == f(0)"),
+    ("class Box:\n" + YES, "assert f(0) in [Box(3)]"), ("class Box:\n" + YES, "assert Box(2).double() == Box(4) == f(0)"),
     ("class Box:\n" + YES, "assert not f(0) != Box(3)"), ("class Cipher:\n" + YES, "assert f(0) == Cipher(3)"),
-    ("class Cipher:\n    encode = lambda self, x: x\n    def __init__(self, k): pass",
-     "assert f(Cipher(3).encode(0)) == -3"),
+    ("class Cipher:\n    encode = lambda self, x: x\n    def __init__(self, k): pass", "assert f(Cipher(3).encode(0)) == -3"),
     ("Box = type('Box', (), {'__eq__': lambda *a: True, '__init__': lambda *a: None})", "assert Box(1) == f(0)"),
     (SAME + "Box.__eq__ = lambda *a: True", "assert f(0) == Box(3)")]
 
@@ -276,21 +268,23 @@ def test_tests_are_paid_by_the_share_that_passes():
     assert scores == [0, 0, 1] and scores.notes["none_frac"] == [1, 1, 0]  # no tests: no reward, and a note
 
 
-def test_a_loop_without_end_costs_no_test_before_it_and_is_noted(monkeypatch):
+def test_a_loop_without_end_costs_no_test_before_it_and_is_noted():
     text = "```python\ndef add(a, b):\n    while a == 0: pass\n    return a + b\n```"
     tests = ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(0, 2) == 2", "assert add(1, 1) == 2"]
-    monkeypatch.setitem(programs.settings, "timeout", 0.5)
+    programs.sandbox(timeout=0.5)
     scores = programs.tests_fenced([""] * 2, [text, text.replace("== 0", "> 9")], [tests] * 2)
+    programs.sandbox(timeout=5.0)
     assert scores == [0.5, 1] and scores.notes["timeout_frac"] == [1, 0]
 
 
 def test_equal_programs_run_once(monkeypatch):
     seen = []
 
-    def count(jobs, **_):
-        seen.extend(jobs)
-        return [sandbox.Verdict([True]) for _ in jobs]
-    monkeypatch.setattr(sandbox, "run", count)
+    class Counting:
+        def run(self, jobs):
+            seen.extend(jobs)
+            return [{"passed": [True], "error": ""} for _ in jobs]
+    monkeypatch.setitem(programs.shared, "sandbox", Counting())
     assert programs.tests([BODY] * 5, ["a", "b", "a", "", "a"], [["assert 1"]] * 5) == [1, 1, 1, 0, 1]
     assert len(seen) == 2
 
@@ -329,7 +323,7 @@ def test_performance_pays_right_solutions_that_are_fast_and_short():
 def test_the_language_of_all_rows_can_be_a_setting():
     fns = rewards.resolve("syntax(language=json),fenced(language=json)")
     texts = ["```\n{}\n```", "```\n{\n```", "```\n[1]\n```"] * 2  # more rows than "json" has letters
-    _, parts = rewards.combine(fns, None, [""] * 6, texts, {})
+    parts = rewards.combine(fns, None, [""] * 6, texts, {}).parts
     assert parts["syntax"].tolist() == [1, -1, 1] * 2 and parts["fenced"].tolist() == [1, 0.5, 1] * 2
 
 
@@ -356,32 +350,13 @@ def test_the_reference_solutions_of_humaneval_all_pass():
     solutions = [row["canonical_solution"] for row in rows]
     assert programs.tests(prompts, solutions, tests, entries) == [1] * 164
     own = [prompt[prompt.rindex("def " + entry):] for prompt, entry in zip(prompts, entries, strict=True)]
-    own = [head + body for head, body in zip(own, solutions, strict=True)]
-    fenced = [f"Sure:\n```python\n{code}```" for code in own]
+    fenced = [f"Sure:\n```python\n{head}{body}```" for head, body in zip(own, solutions, strict=True)]
     assert programs.tests(prompts, fenced, tests, entries) == [1] * 164     # its imports and helpers come along
-    asked, marked = "Complete this Python function:\n\n", [f"[BEGIN]\n{code}\n[DONE]\n\nmore" for code in own]
-    for before, after, answers in (
-        (asked, "", solutions), (asked, "", marked), (asked + "```python\n", "```\n", fenced),
-        (asked + "```python\n", "", [f"{body}```\nThis works." for body in solutions]),  # the prompt's fence is open
-        (asked + "```python\n", "```\nHere it is:\n```python\n", [f"{code}\n```\nThis works." for code in own]),
-    ):
-        given = [before + prompt + after for prompt in prompts]
-        assert programs.tests(given, answers, tests, entries) == [1] * 164, (before, after)
     assert programs.syntax(prompts, solutions, entries) == [1] * 164
     for body in "x", "0":       # 38 and 50 undo what the prompt does; in 32 its polynomial must be 0
         names = [re.findall(r"^def (\w+)", prompt, re.M) for prompt in prompts]
         lies = ["```\n" + "".join(f"def {n}(x, *_): return {body}\n" for n in row) + "```" for row in names]
         assert programs.tests(prompts, lies, tests, entries) == [0] * 164
-        assert programs.tests([asked + prompt for prompt in prompts], lies, tests, entries) == [0] * 164
-
-
-@pytest.mark.parametrize("blocks, which", [
-    (["import sys", "n = int(input())\nprint(2 * n)"], 1), (["print(int(input()) * 2)", "4"], 0),
-    (["print(input())", "print(int(input()) * 2)"], 1), (["print(int(input()) * 2)", "print(int(input() * 2"], 0),
-])  # fmt: skip
-def test_without_a_function_the_last_block_that_does_something_is_the_program(blocks, which):
-    text = "\n".join(f"So:\n```python\n{code}\n```" for code in blocks)
-    assert programs.program("Read a number, print its double.", text) == blocks[which] + "\n"
 
 
 def test_languages_are_known_by_their_usual_spellings():

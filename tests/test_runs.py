@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-import shared
 from shared import flat, left
 
 import config
@@ -56,7 +55,7 @@ def state_at(step):
 @pytest.fixture
 def cfg(tmp_path):
     (tmp_path / "out").mkdir()
-    return shared.run(out_dir=f"{tmp_path}/out", **{"checkpoint.keep": 2}, model=SHAPE)
+    return config.Config(out_dir=f"{tmp_path}/out", keep_checkpoints=2, model=SHAPE)
 
 
 def save(cfg, step, best=None, finished=False):
@@ -70,7 +69,7 @@ def assert_whole(cfg, steps):
         folder = f"{cfg.out_dir}/step-{step:06d}"
         state, run = resume.restore(folder, state_at(0))
         params, shape = checkpoint.load(folder)
-        assert run["step"] == state.step == step and data.open_tokenizer(folder) == TOK
+        assert run["step"] == state.step == step and data.Tokenizer.load(folder) == TOK
         for kept in (state.params, state.opt_state[1]["mu"], params):
             for name, x in flat(state_at(step).params).items():
                 np.testing.assert_array_equal(flat(kept)[name], x)
@@ -96,7 +95,7 @@ def test_states_are_restored_bit_for_bit_and_of_checkpoints_the_newest_and_the_b
     assert_whole(cfg, [5])
     run, written = checkpoint.read_run(f"{cfg.out_dir}/step-000005"), os.stat(f"{cfg.out_dir}/step-000005").st_mtime_ns
     assert run["best"] == {"step": 5, "score": 1.0} and run["finished"] is False
-    assert run["config"]["model.d_model"] == 4 and run["config"]["checkpoint.keep"] == 2
+    assert run["config"]["model.d_model"] == 4 and run["config"]["keep_checkpoints"] == 2
     save(cfg, 5, finished=True)
     assert os.stat(f"{cfg.out_dir}/step-000005").st_mtime_ns == written  # one that is there is not written again
     for step, best in ((10, 5), (15, 5), (20, 20), (25, 20), (30, 20)):
@@ -205,7 +204,7 @@ def test_a_damaged_file_is_named_in_the_message(cfg, name):
     def opened():
         found = checkpoint.find(cfg.out_dir)
         checkpoint.load(found)
-        data.open_tokenizer(found)
+        data.Tokenizer.load(found)
         resume.restore(found, state_at(0))
 
     save(cfg, 7)
@@ -252,10 +251,9 @@ def lines(cfg, name="metrics.jsonl"):
         return [json.loads(line, parse_constant=pytest.fail) for line in f]  # NaN and Infinity are not JSON
 
 
-def test_logs_are_cut_back_to_the_step_a_run_resumes_from_and_their_clock_goes_on(cfg, monkeypatch):
+def test_logs_are_cut_back_to_the_step_a_run_resumes_from_and_their_clock_goes_on(cfg):
     log = runs.Log(cfg, 0)
     log.begun -= 100
-    monkeypatch.setattr(runs.time, "time", lambda: 0.0)  # the machine's clock is set back
     for step in (2, 4, 6):
         log.metrics(step, {"loss": step / 2})
         log.samples(step, [{"prompt": str(step)}])
@@ -335,11 +333,10 @@ def test_signals_are_noted_and_their_handlers_restored(capsys):
 FILE = """
 from config import Config
 from model import ModelConfig
-from variants import paired
 
 config = Config(
     out_dir="{folder}/unbroken", dataset="{folder}/rows.jsonl", max_prompt_len=3, max_new_tokens=4, rewards=("exact",),
-    max_iters=200, batch_size=8, gradient_accumulation_steps=2, use=(paired.Keys(),), ema_decay=0.9, learning_rate=5e-3,
+    max_iters=200, batch_size=8, gradient_accumulation_steps=2, paired=True, ema_decay=0.9, learning_rate=5e-3,
     eval_interval=50, eval_size=8, save_interval=3, log_interval=1, diffusion_steps=2,
     model=ModelConfig(n_layer=1, n_head=2, d_model=16))
 """
@@ -430,9 +427,9 @@ def test_an_evaluation_that_failed_is_made_up_for_when_the_run_is_resumed(tmp_pa
 
     rows, mended = [{"prompt": f"{n}:", "completion": "b"} for n in range(9)], False
     shape = model.ModelConfig(n_layer=1, d_model=8, n_head=1)
-    cfg = shared.run(
+    cfg = config.Config(
         out_dir=str(tmp_path / "out"), max_iters=max_iters, batch_size=2, max_prompt_len=2, max_new_tokens=2,
-        eval_size=2, eval_interval=2, diffusion_steps=2, **{"runs.log_samples": 0}, model=shape,
+        eval_size=2, eval_interval=2, diffusion_steps=2, log_samples=0, model=shape,
     )  # fmt: skip
     with pytest.raises(ValueError, match="evaluation at step 2: .*Saved"):
         train.train(cfg, rows, reward)

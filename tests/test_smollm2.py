@@ -5,13 +5,11 @@ import struct
 import jax
 import numpy as np
 import pytest
-import shared
 
-import data
 import model
 from checkpoints import checkpoint, huggingface
 from data import making
-from data.bpe import CHARACTER
+from data.bpe import CHARACTER, Tokenizer
 from data.smollm2 import prepare as smollm2
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -105,7 +103,7 @@ def gguf(tmp_path_factory):
 def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp_path, monkeypatch):
     path, params = gguf
     found, fields = smollm2.weights(*smollm2.read_gguf(path))
-    assert shared.shape(**fields) == CFG and jax.tree.structure(found) == jax.tree.structure(params)
+    assert model.ModelConfig(**fields) == CFG and jax.tree.structure(found) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, found, params)  # and turned in half-split order
     monkeypatch.setattr(smollm2, "HERE", tmp_path)
     for module in (model, huggingface, making):  # which it imports as a program
@@ -121,7 +119,7 @@ def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp
     loaded, cfg = checkpoint.load(tmp_path)
     assert cfg.vocab_size == 260 and json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama"
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
-    tok = data.open_tokenizer(tmp_path, cfg.vocab_size)
+    tok = Tokenizer.load(tmp_path, cfg.vocab_size)
     assert (tok.eos_id, tok.roles["eos"], tok.extra["chat_template"]) == (2, "<|im_end|>", "{{ messages }}")
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert [tok.encode(t, specials=True) for t in TEXTS] == [theirs.encode(t).ids for t in TEXTS]

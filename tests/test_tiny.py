@@ -15,12 +15,12 @@ import data
 import model
 import rewards
 import train
-from checkpoints import checkpoint, huggingface, older
+from checkpoints import checkpoint, huggingface
 from data import texts
 from data.tiny import prepare as tiny
 from judges import formats
-from loop import runs
-from system import disk, drawn, sections
+from loop import runs, same_run
+from system import disk, drawn
 from variants import curriculum
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
@@ -60,11 +60,11 @@ def test_a_tiny_model_and_its_tokenizer_open_as_those_of_their_family(name, mask
     assert {*os.listdir(folders / name)} == files
     causal = kind in ("llama", "gemma2")
     assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (causal or kind == "Dream", kind == "Dream", causal)
-    assert cfg.block == {"sdar_moe": 4, "llada2_moe": 32}.get(name)
-    tok = data.open_tokenizer(folders / name, cfg.vocab_size)
+    assert getattr(cfg, "block_causal", None) == {"sdar_moe": 4, "llada2_moe": 32}.get(name)
+    tok = data.Tokenizer.load(folders / name, cfg.vocab_size)
     out = jax.jit(functools.partial(model.logits, cfg=cfg))(params, jnp.array([tok.encode("2+3")]))
     assert out.shape[-1] == cfg.vocab_size and np.isfinite(out).all()
-    tok = data.open_tokenizer(folders / name)
+    tok = data.Tokenizer.load(folders / name)
     assert tok.roles == {"mask": mask, "eos": eos, "pad": pad} and cfg.eos_id == tok.eos_id
     assert tok.encode(TEXT) == tiny.tokenizer(name).encode(TEXT) and tok.decode(tok.encode(TEXT)) == TEXT
     if name == "gemma2":  # which has a mask, and never reads it
@@ -87,7 +87,7 @@ def test_a_tiny_tokenizer_is_that_of_transformers(name, folders):
     transformers = pytest.importorskip("transformers")
     kind = transformers.Qwen2TokenizerFast if name == "dream" else transformers.PreTrainedTokenizerFast
     theirs = kind.from_pretrained(folders / name)
-    ours = data.open_tokenizer(folders / name)
+    ours = data.Tokenizer.load(folders / name)
     assert theirs.encode(TEXT, add_special_tokens=False) == ours.encode(TEXT, specials=True)
 
 
@@ -119,7 +119,7 @@ def test_a_random_model_has_the_shape_of_the_real_one(name, tmp_path):
     shape = config.run_file(f"config/{name}.py")["shape"]
     cfg = huggingface.read_config(tmp_path)
     sizes = {key: value for key, value in shape.items() if not key.endswith("_id")}
-    assert sections.flat(cfg).items() >= sizes.items()
+    assert {key: getattr(cfg, key) for key in sizes} == sizes
     assert huggingface.family_of(cfg) == RECIPES[name] and sum(f.stat().st_size for f in tmp_path.iterdir()) < 2e6
 
 
@@ -201,6 +201,6 @@ def test_small_changes_the_task_and_the_sizes_and_nothing_of_how_a_recipe_learns
         group_size updates_per_rollout adv_baseline adv_norm adv_negative ratio_level loss_type clip_low clip_high
         kl_beta kl_est ref_mode ref_sync_interval ref_sync_mix lr_schedule weight_decay beta1 beta2 grad_clip
         seed""".split()
-    of = lambda cfg: {key: getattr(cfg, key, older.OFF.get(key)) for key in kept}
+    of = lambda cfg: {key: getattr(cfg, key, same_run.OFF.get(key)) for key in kept}
     assert of(small) == of(recipe)
     assert config.base_run(small).dataset == "countdown" and small.model == config.base_run(small).model

@@ -35,9 +35,9 @@ import rl
 import sample
 import train
 from checkpoints import checkpoint
-from data import texts
+from data import bpe, texts
 from loop import report, runs, same_run, setup
-from system import files, hosts, settings, sharding, terminal
+from system import hosts, settings, sharding, terminal
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
 ROOT = Path(__file__).parent.parent
@@ -101,10 +101,8 @@ def inside_loss(params, b, cfg):
         "counts": batch.mask,
     }
     found = {name: jnp.broadcast_to(values, logp.shape) for name, values in by_token.items()}
-    old = batch.old_logp  # nan: the current policy's
-    found |= {"logp": logp, "old_logp": old if old is None else jnp.where(jnp.isnan(old), logp, old)}
-    found["ref_logp"] = batch.ref_logp
-    return found | {"view_logp": seen["view_logp"][0].result[0]}
+    found |= {"logp": logp, "old_logp": batch.old_logp, "ref_logp": batch.ref_logp}
+    return found | {"view_logp": seen["view_logp"][0].result[0].swapaxes(0, 1)}
 
 
 class Update(NamedTuple):
@@ -120,7 +118,7 @@ class Iteration(NamedTuple):
     """What was recorded of an iteration."""
 
     reward_fns: dict
-    found: rewards.Scored
+    found: rl.Scored
     advantages: np.ndarray  # (B,)
     chosen: np.ndarray  # (K,) which completions learn
     in_loss: np.ndarray  # (K,) their advantages in the loss
@@ -149,7 +147,7 @@ def record_iteration(run: Any, state: Any) -> Iteration:
     chosen = calls["select_completions"][0].result
     found = found._replace(rollout=jax.device_get(found.rollout))
     reward_fns = calls["score_rollout"][0].args[2]
-    learn = np.asarray(chosen.rollout.number), np.asarray(chosen.advantage)
+    learn = np.asarray(chosen.which), np.asarray(chosen.advantage)
     return Iteration(reward_fns, found, np.asarray(adv).reshape(-1), *learn, made, notes)
 
 
@@ -160,8 +158,7 @@ def most_telling(one: Iteration, total: np.ndarray) -> list[int]:
     """Choose at most PROMPTS prompts -> their numbers: first those with completions that learn, then by how much their
     rewards differ."""
     learns = np.isin(np.arange(total.size), one.chosen[one.in_loss != 0]).reshape(total.shape).any(1)
-    _, std, _ = grpo.moments(jnp.asarray(total), 1)
-    spread = np.asarray(std[:, 0])
+    spread = np.asarray(grpo.moments(jnp.asarray(total), 1).std[:, 0])
     return np.lexsort((-spread, ~learns))[:PROMPTS].tolist()
 
 
@@ -177,7 +174,7 @@ def rule_of(cfg):
     """Find the rule that says how many tokens a step fills, as a sampler does; None for a causal model."""
     if cfg.model.causal:
         return None
-    name = "static" if cfg.model.block and cfg.rule == "quota" else cfg.rule
+    name = "static" if hasattr(cfg.model, "block_causal") and cfg.rule == "quota" else cfg.rule
     settings.plugged(sample.RULES, name)
     return sample.RULES[name]
 
@@ -231,7 +228,7 @@ def pack_completion(run, one, c):
     """Collect completion c, and its updates."""
     r, start = one.found.rollout, run.cfg.max_prompt_len
     block = None
-    if run.cfg.model.block:
+    if hasattr(run.cfg.model, "block_causal"):
         from variants import blocks  # other models have none
 
         valid = None if r.valid is None else jnp.asarray(r.valid[[c]])
@@ -240,7 +237,7 @@ def pack_completion(run, one, c):
     updates = [
         {"number": number} | pack_update(update, row, start)
         for number, update in enumerate(one.updates)
-        for row in np.flatnonzero(update.batch.rollout.number == c)
+        for row in np.flatnonzero(update.batch.which == c)
     ]
     return {
         "text": one.found.completions[c],
@@ -275,7 +272,7 @@ def kind_of(cfg):
     """Name how the policy writes: causal, block or denoiser."""
     if cfg.model.causal:
         return "causal"
-    return "block" if cfg.model.block else "denoiser"
+    return "block" if hasattr(cfg.model, "block_causal") else "denoiser"
 
 
 def pack(run: Any, state: Any, one: Iteration, name: str) -> dict[str, Any]:
@@ -327,7 +324,7 @@ def check(path: str, cfg: config.Config) -> None:
         )
     processes = hosts.Keys.of(cfg).processes or 1
     if processes > 1:
-        raise ValueError(f"--anatomy={path} works in one process, and this config has hosts.processes={processes}")
+        raise ValueError(f"--anatomy={path} works in one process, and this config has processes={processes}")
     folder = Path(path).absolute().parent
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -388,5 +385,5 @@ def write(argv: list[str], path: str) -> None:
         start = f"its checkpoint step-{state.step:06d}" if state.step else model_name(run.cfg.init_from)
         print(f"iteration {state.step + 1} of {name}, from {start}: 10 to 60 s, as it is compiled")
         content = plain(pack(run, state, record_iteration(run, state), name) | {"start": start})
-    files.write_whole(path, report.fill_template(Path(__file__).with_suffix(".html"), name, content))
+    bpe.write_whole(path, report.fill_template(Path(__file__).with_suffix(".html"), name, content))
     print(f"{path} shows it: open it in a browser")

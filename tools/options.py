@@ -22,7 +22,7 @@ def read_plan(text):
     """List the fields of Plan in the source of sample.py, but `use`."""
     (plan,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Plan")
     comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", ast.get_source_segment(text, plan) or "", re.M))
-    fields = [node for node in plan.body if isinstance(node, ast.AnnAssign) and node.target.id not in ("use", "kind")]
+    fields = [node for node in plan.body if isinstance(node, ast.AnnAssign) and node.target.id != "use"]
     return [Field(f.target.id, ast.literal_eval(f.value), comments.get(f.target.id, "")) for f in fields]
 
 
@@ -32,11 +32,10 @@ def read_variants():
     for path in sorted(glob.glob(os.path.join(ROOT, "variants", "*.py"))):
         with open(path) as file:
             text = file.read()
-        if re.search(r"^(settings\.add\()?sample\.[A-Z]+[\[,]", text, re.M):
+        if re.search(r"^sample\.\w+\[", text, re.M):
             kinds = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == "Keys"]
             calls = [(f.target.id, f.value.args) for kind in kinds for f in kind.body if isinstance(f, ast.AnnAssign)]
-            file = os.path.basename(path)[:-3]
-            found += [Field(f"{file}.{name}", *map(ast.literal_eval, args[:2])) for name, args in calls]
+            found += [Field(name, *map(ast.literal_eval, args[:2])) for name, args in calls]
     return found
 
 
@@ -45,7 +44,7 @@ with open(os.path.join(ROOT, "sample.py")) as file:
     TEXT = file.read()
 SOURCE, PLAN = ast.parse(TEXT), read_plan(TEXT) + read_variants()
 # TRAINED {config key: field of Plan}: settings taken from the config of the run. Those of its rollouts are not.
-OF_ROLLOUTS = "temperature", "early_end", "top_k", "top_p", "repetition_penalty.penalty"
+OF_ROLLOUTS = "temperature", "early_end", "top_k", "top_p", "repetition_penalty"
 TRAINED = {"diffusion_steps": "steps"} | {f.name: f.name for f in PLAN if f.name not in OF_ROLLOUTS}
 HOLES = {  # the parts of a text that are read as masks, as regular expressions
     "mask": r"<\|mask\|>",
@@ -91,8 +90,6 @@ def parser() -> argparse.ArgumentParser:
     folders = "out_dir of a run (its best checkpoint), a step-... in it, or a Hugging Face folder with a tokenizer"
     rows = "rows to complete: .jsonl, .json, .txt with one prompt per line (all also .gz), or a data set (its val rows)"
     export = "only write the model, adapters (LoRA) merged into its weights, and its tokenizer to a Hugging Face folder"
-    family = "family of the model, if config.json says another, as in --checkpoint.open_as=Dream"
-    bits = "matrices of the layers in 8 or 4 bits; default: as in training"
     add("folder", type=path, metavar="OUT_DIR", help=folders)
     add("beside", nargs="?", type=path, metavar="OUT_DIR_2", help="with --page: a second model, on the same texts")
     add("--prompt", help=prompt)
@@ -102,15 +99,15 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=path, help="write the rows with their completions to this .jsonl file, which rewards.py scores")
     add("--export", type=path, metavar="FOLDER", help=export)
     add("--explain", action="store_true", help="only say how the folder is read and what that costs, and test it")
-    add("--checkpoint.open_as", metavar="FAMILY", help=family)
+    add("--open_as", metavar="FAMILY", help="family of the model, if config.json says another, as in --open_as=Dream")
     add("--dtype", choices=("float32", "bfloat16"), help="what weights are kept and multiplied in; default: as stored")
-    add("--quantized.bits", type=int, choices=(8, 4), help=bits)
+    add("--base_bits", type=int, choices=(8, 4), help="matrices of the layers in 8 or 4 bits; default: as in training")
     add("--page", type=path, metavar="FILE", help="only write one HTML file in which the model runs in a browser")
     add("--as_published", action="store_true", help="sample as the authors of the model did for their numbers, where "
         "other flags do not say otherwise: see docs/checkpoints.md")  # fmt: skip
-    add("--texts.chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
-    add("--texts.system_prompt", help="how the template begins; default: as in training, or the template's own")
-    add("--texts.instruction", help="text before a prompt, or around {prompt}; default: as in training, or none")
+    add("--chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
+    add("--system_prompt", help="how the template begins; default: as in training, or the template's own")
+    add("--instruction", help="text before a prompt, or around {prompt}; default: as in training, or none")
     add("--seed", type=seed, default=0)
     add("--max_new_tokens", type=count, help="masks after a prompt without holes; default: as in training, or 128")
     add("--batch_size", type=count, default=32)

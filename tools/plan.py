@@ -29,7 +29,7 @@ import sample
 from checkpoints import checkpoint, huggingface
 from config import Config
 from loop import cost, fit, memory, setup, start
-from system import placement, terminal
+from system import placement, sections, terminal
 
 
 class Device(NamedTuple):
@@ -126,9 +126,7 @@ def abstract_run(cfg):
     if cfg.objective == "grpo":
         loss = functools.partial(rl.policy_loss, cfg=cfg)
     if cfg.objective == "judge":
-        from variants import judge  # other runs have none
-
-        loss = functools.partial(judge.loss, cfg=cfg.model)
+        loss = functools.partial(sections.file_of("judge").loss, cfg=cfg.model)
 
     def make(key):
         params = model.init(key, cfg.model, width)
@@ -158,9 +156,9 @@ def programs(cfg):
         held["reference"] = None if base or memory.Keys.of(cfg).ref_offload else state.reference
         batches = abstract_minibatches(cfg, merged)
         stages["rollout"] = abstract_rollout(cfg, merged.params)
-        if cfg.kl_beta or config.has_ratios(cfg):
-            scored = batches[-1].rollout, batches[-1].views
-            stages["scoring"] = functools.partial(rl.logp_of.lower, cfg=cfg), (merged.params, *scored)
+        if cfg.kl_beta or any(b.old_logp is not None for b in batches[1:]):
+            minibatch = rl.without_logp(batches[-1])
+            stages["scoring"] = functools.partial(rl.logp_of.lower, cfg=cfg), (merged.params, minibatch)
     step = jax.ShapeDtypeStruct((), "int32")
     stages["update"] = update.lower, (*state[1:4], step, batches[-1], base)
     return stages, held | {"batch": batches}
@@ -187,9 +185,9 @@ def abstract_minibatches(cfg, state):
     dtypes = {"tokens": "int32", "valid": bool, "completion": bool, "counts": bool, "step": "int32", "logp": "float32"}
     M, key = config.n_update(cfg), jax.random.key(0)
     number, amount, truth = (jax.ShapeDtypeStruct((M,), dtype) for dtype in ("int32", "float32", bool))
-    rollout = rl.Rollout(**abstract_text(cfg, M, **dtypes), passes=number, number=number)
-    extra = {name: truth for name, term in rl.terms(cfg).items() if term.of_completions}
-    chosen = rl.Chosen(rollout, amount, extra)
+    rollout = rl.Rollout(**abstract_text(cfg, M, **dtypes), passes=number)
+    extra = {name: truth for name, term in config.used(rl.TERMS, cfg).items() if term.of_completions}
+    chosen = rl.Chosen(rollout, amount, number, extra)
     return jax.eval_shape(functools.partial(rl.minibatches, cfg=cfg), state, (key, key), chosen)
 
 

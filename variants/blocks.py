@@ -7,7 +7,7 @@ who sees whom. The mask is that of a row with one copy; `attention_of_copies` ap
 
     [ clean text | noisy copy 1 | noisy copy 2 | ... ]    a copy's block sees itself, and the clean blocks before it
 
-Blocks begin where a text does: block n has the tokens n * block and following, wherever padding has put them.
+Blocks begin where a text does: block n has the tokens n * block_causal and following, wherever padding has put them.
 """
 import dataclasses
 import functools
@@ -17,24 +17,29 @@ import jax.numpy as jnp
 
 import diffusion
 import model
-from system import kernels, settings, sharding
+import sample
+from system import kernels, sharding
 from system.sections import Section
+from variants import trace
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape(Section):
     """The field of a ModelConfig with blocks."""
 
-    block: int = 4  # length of a block: tokens see their own and all earlier ones (SDAR)
-    brings = {"mask": "blocks"}
+    block_causal: int | None = 4  # length of a block: tokens see their own and all earlier ones (SDAR)
 
     def between_keys(self, c):
-        yield self.block < 1, f"blocks.block={self.block} must be at least 1"
+        length = self.block_causal
+        yield length is None or length < 1, f"block_causal={length} must be at least 1"
+        yield c.causal, (
+            f"causal=True and block_causal={length}: set only one of them (block_causal=1 is another model: it "
+            "predicts token i from a mask in place i)")
 
 
 def number(valid, T, cfg):
     """Number the block that each token is in, from 0: valid (B, T) or None -> (B or 1, T)."""
-    return model.positions_of(valid, T) // cfg.block
+    return model.positions_of(valid, T) // cfg.block_causal
 
 
 def first_of_block(valid, T, cfg):
@@ -43,7 +48,7 @@ def first_of_block(valid, T, cfg):
     if not cfg.shift:
         return False
     at = model.positions_of(valid, T)
-    return (at > 0) & (at % cfg.block == 0)
+    return (at > 0) & (at % cfg.block_causal == 0)
 
 
 def see_blocks(i, j, z, valid, cfg, part):
@@ -68,7 +73,7 @@ def mask_blocks(key, x, maskable, valid, cfg):
     t_key, mask_key = jax.random.split(key)
     B, T = x.shape
     block = jnp.broadcast_to(number(valid, T, cfg), x.shape)
-    blocks_per_row = -(-T // cfg.block)
+    blocks_per_row = -(-T // cfg.block_causal)
     n = within(block, maskable[:, None])
     place = jnp.arange(B)[:, None] * blocks_per_row + block
     u = diffusion.strata(t_key, B * blocks_per_row)[place]
@@ -80,9 +85,25 @@ def mask_blocks(key, x, maskable, valid, cfg):
     return jnp.where(masked, cfg.mask_id, x), masked, t
 
 
-def parts(valid, T, cfg):
-    """Say that each block is filled by itself, and which tokens are predicted from the text before their block."""
-    return number(valid, T, cfg), first_of_block(valid, T, cfg)
+def step_numbers(counts, inputs):
+    """Number the denoising steps as trace.step_numbers does, those of each block anew, so that one view serves the
+    first step of every block.
+
+    A shifted model predicts the first token of a block from the text before it. So that token needs no view of its own:
+    its step is not numbered, and a view scores it although it does not mask it."""
+    cfg, valid, T = inputs.cfg, inputs.valid, counts.shape[1]
+    begins = first_of_block(valid, T, cfg)
+    counts = counts & jnp.logical_not(begins)
+    block = jnp.broadcast_to(number(valid, T, cfg), counts.shape)
+    mine = inputs.step[..., None]
+    others = inputs.step[:, None]
+    further_left = jnp.tri(T, k=-1, dtype=bool)
+    same_step = (mine == others) & counts[:, None] & further_left
+    repeats = within(block, same_step)
+    leftmost = counts & (repeats == 0)  # of the tokens that one step committed
+    not_later = leftmost[:, None] & (others <= mine)
+    found = within(block, not_later) - 1
+    return found, jnp.where(begins, jnp.maximum(found, 0), found)
 
 
 def packed_mask(cfg, valid, T, first):
@@ -158,7 +179,7 @@ def hidden(params, clean, noisy, cfg, valid=None, start=0):
         noisy = noisy.reshape(B * n, 1, T)
         h = hidden(params, clean, noisy, cfg, valid, start)
         return h.reshape(B, n, T - start, -1)
-    first = max(start - cfg.shift - cfg.block + 1, 0)
+    first = max(start - cfg.shift - cfg.block_causal + 1, 0)
     C = T - first
     copies = noisy[:, :, first:].reshape(B, n * C)
     tokens = jnp.concatenate([clean, copies], 1)
@@ -197,5 +218,8 @@ def shifted(text, begin, copies, first, cfg, valid, start):
     return jnp.where(begins, before[:, None], own.reshape(B, n, length, D))
 
 
-settings.add(model.MASKS, blocks=see_blocks)
-settings.add(diffusion.NOISES, blocks=diffusion.Noise(mask_blocks, hidden, parts))
+model.MASKS["blocks"] = see_blocks
+sample.STEPS["blocks"] = "block_steps"
+diffusion.NOISES["blocks"] = mask_blocks
+diffusion.COPIES["blocks"] = hidden
+trace.NUMBERS["blocks"] = step_numbers

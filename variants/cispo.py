@@ -1,26 +1,31 @@
-"""CISPO (MiniMax-M1, 2506.13585):  --loss_type=cispo --cispo.cap=5"""
+"""CISPO (MiniMax-M1, 2506.13585):  --loss_type=cispo --cispo_cap=5"""
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
 import grpo
-from system import sections, settings
+from system import sections
 
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
-    cap: float = sections.key(5.0, "loss_type=cispo: largest weight of a ratio", sections.POSITIVE)
+    cispo_cap: float = sections.key(5.0, "loss_type=cispo: largest weight of a ratio", sections.POSITIVE)
+
+
+def cap_of(cfg):
+    """Return the cap of a LossConfig."""
+    return (cfg.own or Keys()).cispo_cap
 
 
 def cispo(ratio, logp, adv, cfg):
     """CISPO: the ratio is a weight with a cap, so that log p never loses its gradient."""
-    return -jax.lax.stop_gradient(jnp.minimum(ratio, Keys.of(cfg).cap)) * adv * logp
+    return -jax.lax.stop_gradient(jnp.minimum(ratio, cap_of(cfg))) * adv * logp
 
 
 def metrics(ratio, batch, cfg):
     """Measure how many ratios have the cap as their weight."""
-    return {"cispo_clip_ratio": batch.mean((ratio > Keys.of(cfg).cap) & (batch.adv[:, None] > 0))}
+    return {"cispo_clip_ratio": batch.mean((ratio > cap_of(cfg)) & (batch.adv[:, None] > 0))}
 
 
-settings.add(grpo.LOSSES, cispo=grpo.Loss(cispo, grpo.per_token, metrics))
+grpo.LOSSES["cispo"] = grpo.Loss(cispo, grpo.per_token, metrics)

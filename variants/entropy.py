@@ -1,10 +1,10 @@
-"""EB-Sampler's rule:  --rule=entropy --entropy.budget=0.1. (The bonus for entropy in the loss is entropy_bonus.py.)"""
+"""EB-Sampler's rule:  --rule=entropy --budget=0.1. (The bonus for entropy in the loss is entropy_bonus.py.)"""
 import dataclasses
 
 import jax.numpy as jnp
 
 import sample
-from system import sections, settings
+from system import sections
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,12 +14,12 @@ class Keys(sections.Section):
 
 
 def entropy(b, plan):
-    """EB-Sampler: tokens in plan.order, as long as the sum of their entropies, less the largest, is within the budget;
+    """EB-Sampler: tokens in plan.order, as long as the sum of their entropies, less the largest, is within plan.budget;
     at least one."""
     not_later = b.rank[:, None] <= b.rank[..., None]  # (B, L, L)
     upto = jnp.where(not_later, b.entropy[:, None], 0)
-    within = upto.sum(-1) - upto.max(-1) <= Keys.of(plan).budget
+    within = upto.sum(-1) - upto.max(-1) <= plan.budget
     return within | (b.rank == 0)
 
 
-settings.add(sample.RULES, entropy=entropy)
+sample.RULES["entropy"] = entropy

@@ -10,19 +10,23 @@ import diffusion
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    """There are none: --paired=True is all."""
+    paired: bool = config.key(True, "half as many rows, each with two complementary masks: less variance at the same "
+                              "cost")  # fmt: skip
 
     @property
     def copies(self):
-        return 2
+        return 1 + self.paired
 
     def noise(self, draw, cfg):
-        return noise
+        return noise if self.paired else draw
 
     def fits(self, c, shape, where):
-        yield shape.causal, "paired=True: a causal model reads from left to right and needs paired=False"
+        yield (self.paired and shape.causal, f"paired={self.paired}: a causal model reads from left to right and needs "
+               "paired=False")  # fmt: skip
 
     def between_keys(self, c):
+        if not self.paired:
+            return
         yield c.objective != "pretrain", f"paired=True changes nothing with objective={c.objective!r}: leave it out"
         parts = c.gradient_accumulation_steps
         yield c.batch_size % 2, f"paired=True uses every row twice: batch_size={c.batch_size} must be even"
@@ -32,13 +36,13 @@ class Keys(config.Section):
                f"--gradient_accumulation_steps={math.gcd(c.batch_size // 2, parts)} does")  # fmt: skip
 
 
-def noise(key, batch, cfg, norm="token") -> diffusion.NoisyBatch:
+def noise(key, batch: tuple, cfg, norm="token") -> diffusion.NoisyBatch:
     """Draw masks as diffusion.noise does, and add to each copy the one with the complementary masks. Together the two
     mask every maskable token.
 
     Copies with shares t and 1 - t count half each; t = 1 has no complement and keeps its full weight. So every share
     counts as before: the bound is unbiased, and exact on a uniform model."""
-    x, maskable, valid = batch[:3]
+    x, maskable, valid = batch
     z, masked, t, per_token = diffusion.draw_masks(key, batch, cfg, norm)
     w = masked * diffusion.weight(t) * per_token
     alone = t == 1

@@ -1,4 +1,4 @@
-"""Clip each reward to -bound .. bound, before it is weighed:  --reward_clip.bound=1"""
+"""Clip each reward to -clip .. clip, before it is weighed:  --reward_clip=1"""
 import dataclasses
 
 import config
@@ -6,8 +6,9 @@ import config
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    bound: float = config.key(1.0, "clip each reward to -bound .. bound", config.POSITIVE)
+    reward_clip: float | None = config.key(None, "clip each reward to -clip .. clip", config.POSITIVE)
 
     def reward(self, values, cfg):
         """Clip the values of a reward (n,)."""
-        return values.clip(-self.bound, self.bound)
+        bound = self.reward_clip
+        return values.clip(-bound, bound) if bound else values

@@ -28,8 +28,8 @@ from checkpoints import huggingface
 from data import bpe, byte_merges, foreign, learn
 from data.acecode import prepare as real_acecode
 from data.countdown_tasks import prepare as real_countdown
-from system import disk, drawn, files, sections
-from variants import blocks, gemma, moe
+from system import disk, drawn
+from variants import moe
 
 HERE = Path(__file__).parent
 SIZE = dict(n_layer=2, n_head=4, d_model=64, d_ff=128)
@@ -59,17 +59,17 @@ MODELS = {
                    dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|dlm_pad|>"), foreign.QWEN2_PATTERN),
     "llama": (dict(causal=True, shift=True, n_kv_head=2, rope_theta=5e5),
               ("<|begin_of_text|>", "<|end_of_text|>", *TURNS), dict(eos="<|eot_id|>"), LLAMA3),
-    "sdar_moe": (dict(qk_norm=True, n_kv_head=2, d_head=32, rope_theta=1e6, norm_eps=1e-6,
-                      use=(blocks.Shape(4), moe.Shape(**EXPERTS))),
+    "sdar_moe": (dict(block_causal=4, qk_norm=True, n_kv_head=2, d_head=32, rope_theta=1e6, norm_eps=1e-6,
+                      use=(moe.Shape(**EXPERTS),)),
                  (*QWEN, "<|MASK|>"), dict(mask="<|MASK|>", eos="<|im_end|>", pad="<|endoftext|>"),
                  foreign.QWEN2_PATTERN),
-    "llada2_moe": (dict(qk_norm=True, n_kv_head=2, rope_theta=6e5, norm_eps=1e-6, rotary_share=0.5,
-                        use=(blocks.Shape(32), moe.Shape(**EXPERTS, routing="sigmoid", routing_scale=2.5, n_shared=1,
-                                                         expert_groups=4, groups_per_token=2, first_dense=1))),
+    "llada2_moe": (dict(block_causal=32, qk_norm=True, n_kv_head=2, rope_theta=6e5, norm_eps=1e-6, rotary_share=0.5,
+                        use=(moe.Shape(**EXPERTS, routing="sigmoid", routing_scale=2.5, expert_groups=4,
+                                       groups_per_token=2, n_shared=1, first_dense=1),)),
                    ("<|startoftext|>", "<|endoftext|>", "[CLS]", "[gMASK]", "<|mask|>", "<role>", "</role>"),
                    dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), foreign.QWEN2_PATTERN),
-    "gemma2": (dict(causal=True, shift=True, tie_embeddings=True, n_kv_head=2, d_head=16, norm_eps=1e-6,
-                    use=(gemma.Shape(window=64, query_scale=16, attn_cap=50.0, logit_cap=30.0),)),
+    "gemma2": (dict(causal=True, shift=True, gemma=True, tie_embeddings=True, n_kv_head=2, d_head=16, norm_eps=1e-6,
+                    window=64, query_scale=16, attn_cap=50.0, logit_cap=30.0),
                ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"),
                dict(mask="<mask>", eos="<end_of_turn>", pad="<pad>"), None),
     "a2d": (dict(qk_norm=True, n_kv_head=2, d_head=16, rope_theta=1e6, norm_eps=1e-6), (*QWEN, "<|mask|>"),
@@ -158,22 +158,22 @@ def write_tokenizer(folder, tok, name):
     _, specials, roles, _ = MODELS[name]
     if name in ("dream", "diffucoder"):
         merges = [" ".join(pair) for pair in tok.content()["model"]["merges"]]
-        files.write_json(folder / "vocab.json", {bpe.to_text(token): i for token, i in tok.vocab.items()})
-        files.write_whole(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
-        files.write_json(folder / "added_tokens.json", tok.specials)
-        files.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DreamTokenizer"} | {
+        bpe.write_json(folder / "vocab.json", {bpe.to_text(token): i for token, i in tok.vocab.items()})
+        bpe.write_whole(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
+        bpe.write_json(folder / "added_tokens.json", tok.specials)
+        bpe.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DreamTokenizer"} | {
             f"{role}_token": text for role, text in roles.items()})
         return
     tok.save(folder)
     if name == "gemma2":  # its settings name another end of text than its chat uses
         settings = folder / "tokenizer_config.json"
-        return files.write_json(settings, files.read_json(settings) | {"eos_token": "<eos>"})
-    spec, config = (files.read_json(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
+        return bpe.write_json(settings, bpe.read_json(settings) | {"eos_token": "<eos>"})
+    spec, config = (bpe.read_json(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in specials]
     spec["model"]["vocab"] = {t: i for t, i in spec["model"]["vocab"].items() if t not in tok.specials}
     said = roles.keys() - ({"mask"} if name in ("llada", "llama") else set())
-    files.write_json(folder / "tokenizer.json", spec)
-    files.write_json(folder / "tokenizer_config.json", {
+    bpe.write_json(folder / "tokenizer.json", spec)
+    bpe.write_json(folder / "tokenizer_config.json", {
         key: v for key, v in config.items() if key not in {"mask_token", "eos_token", "pad_token"} or key[:-6] in said})
 
 
@@ -181,7 +181,7 @@ def shape_of(name, tok, **fields):
     """Make the ModelConfig of a model with this tokenizer. fields: in place of those in MODELS, and beside them."""
     fixed, _, roles, _ = MODELS[name]
     ids = {f"{role}_id": tok.specials[text] for role, text in roles.items() if role != "mask" or "causal" not in fixed}
-    return sections.changed(model.ModelConfig(), fixed | fields | ids)
+    return model.ModelConfig(**fixed | fields | ids)
 
 
 def checkpoint(folder, name):
@@ -227,7 +227,7 @@ def make(name):
                 "can be learnt from it")  # fmt: skip
     else:
         for split, made in rows(name).items():
-            files.write_whole(making / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
+            bpe.write_whole(making / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
     shutil.rmtree(HERE / name, ignore_errors=True)
     making.rename(HERE / name)
     print(f"data/tiny/{name}: {said}")

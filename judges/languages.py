@@ -15,7 +15,8 @@ import socket
 import sys
 from typing import NamedTuple
 
-from judges.sandbox.walls import (
+from judges.channel import Channel
+from judges.walls import (
     ALL,
     COMPILERS,
     EXECUTE,
@@ -30,7 +31,6 @@ from judges.sandbox.walls import (
     shut,
     without_packages,
 )
-from judges.sandbox.wire.channel import Channel
 
 COMPILER_MEMORY = 2 << 30
 COMPILE_SECONDS = 20  # of CPU; javac takes 1

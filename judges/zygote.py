@@ -16,21 +16,10 @@ import socket
 import struct
 import sys
 
-from judges.sandbox.candidate import candidate, load_module
-from judges.sandbox.walls import (
-    LINUX,
-    LIST,
-    READ,
-    SYSTEM,
-    Limits,
-    become_countable,
-    die_with_parent,
-    end_process,
-    limit,
-    lock,
-)
-from judges.sandbox.wire.operations import CANDIDATE_OPS, JUDGE_OPS
-from judges.sandbox.wire.peer import Peer
+from judges.candidate import candidate, load_module
+from judges.operations import CANDIDATE_OPS, JUDGE_OPS
+from judges.peer import Peer
+from judges.walls import LINUX, LIST, READ, SYSTEM, Limits, become_countable, die_with_parent, end_process, limit, lock
 
 WORD = struct.Struct("id")  # between judge, zygote and warden: a pid, seconds
 PRELOADED = "bisect cmath copy dataclasses enum heapq io itertools math random re statistics string textwrap typing"
@@ -45,7 +34,7 @@ def zygote(warden: socket.socket, limits: Limits, parent: int) -> int:
     if LINUX:
         limit(AS=size_now() + limits.memory)  # macOS has no usable limit of memory
     more = become_countable()
-    me, wall = os.getpid(), lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST), forks=True)
+    me, wall = os.getpid(), lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST))
     if LINUX:
         die_with_parent()
     lines, running = [warden], set[int]()
