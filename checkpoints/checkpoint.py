@@ -21,9 +21,8 @@ import numpy as np
 import config
 import model
 from checkpoints import huggingface
-from data import bpe
 from data.bpe import Tokenizer
-from system import disk, hosts, sections
+from system import disk, files, hosts, sections
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +146,7 @@ def read_run(folder: str) -> dict[str, Any]:
     """Read run.json of a checkpoint; {} for another model's folder."""
     path = os.path.join(folder, "run.json")
     try:
-        with disk.naming(path), open(bpe.regular_file(path)) as f:
+        with disk.naming(path), open(files.regular_file(path)) as f:
             found = dict(json.load(f))
         return found | {"config": dict(found["config"])} if "config" in found else found
     except FileNotFoundError:

@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from data import bpe, foreign
+from data import foreign
+from system import files
 
 LLAMA3_ROPE = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"  # cfg.rope_scaling
 
@@ -72,8 +73,8 @@ def name_of(folder):
 
 def mask_in_tokenizer(folder):
     """Find the id of the mask token in the files of a tokenizer by a usual name; or None."""
-    listed = bpe.read_json(f"{folder}/tokenizer.json").get("added_tokens", [])
-    ids = {token["content"]: token["id"] for token in listed} | bpe.read_json(f"{folder}/added_tokens.json")
+    listed = files.read_json(f"{folder}/tokenizer.json").get("added_tokens", [])
+    ids = {token["content"]: token["id"] for token in listed} | files.read_json(f"{folder}/added_tokens.json")
     return next((ids[name] for name in foreign.MASKS if name in ids), None)
 
 

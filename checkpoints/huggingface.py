@@ -21,9 +21,9 @@ import jax
 import numpy as np
 
 import model
-from data import bpe
 from data.bpe import Tokenizer
 from system import disk, hosts, sections, sharding
+from system.files import read_json
 
 # Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
 # several tensors have one name, their rows are one tensor in the file.
@@ -323,7 +323,7 @@ def read_ends(folder, named):
     """Find the ids that end a text -> fields of ModelConfig.
 
     named: the eos_token_id of config.json, one or a list; those of generation_config.json follow"""
-    more = bpe.read_json(Path(folder, "generation_config.json")).get("eos_token_id")
+    more = read_json(Path(folder, "generation_config.json")).get("eos_token_id")
     lists = (ids if isinstance(ids, list) else [ids] for ids in (named, more))
     ends = []
     for i in itertools.chain(*lists):

@@ -34,7 +34,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.bpe import Tokenizer, regular_file
+from data import bpe
+from data.bpe import Tokenizer
+from system.files import regular_file
 from system.terminal import quote
 
 __all__ = ["Tokenizer", "batch_indices", "chat", "encode", "load", "tokenizer"]
@@ -93,7 +95,28 @@ def tokenizer(dataset: str) -> Tokenizer:
         return Tokenizer.bytes()
     prepare(path)
     has_one = any((path / name).is_file() for name in ("tokenizer.json", "vocab.json")) or any(path.glob("*.tiktoken"))
-    return Tokenizer.load(path) if has_one else Tokenizer.bytes()
+    return open_tokenizer(path) if has_one else Tokenizer.bytes()
+
+
+def open_tokenizer(path: str | Path, vocab_size: int | None = None) -> Tokenizer:
+    """Read the tokenizer of a folder or a file: tokenizer.json, vocab.json with merges.txt, or NAME.tiktoken.
+
+    If there is no mask token, `<|mask|>` gets the id in config.json, or else the one after the last.
+
+    vocab_size: the model's; every id must be below it, except for the mask of a model that never reads one
+    """
+    tok = bpe.read_own(Path(path))
+    if tok is None:
+        from data import foreign  # for other people's tokenizers
+
+        tok = foreign.open_tokenizer(Path(path))
+    highest = max(i for i in tok._bytes if i != tok.mask_id)
+    if vocab_size is not None and highest >= vocab_size:
+        raise ValueError(
+            f"{path}: the tokenizer has ids up to {highest}, its model only {vocab_size} ids: the files belong to "
+            "two models, or tokens were added to one of them only"
+        )
+    return tok
 
 
 def find(dataset: str) -> Path:

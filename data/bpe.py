@@ -7,18 +7,16 @@ runs them. Those of other people are in foreign.py, which loads when a folder ha
 """
 
 import builtins
-import contextlib
 import functools
-import importlib
-import json
 import operator
-import os
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import tiktoken
+
+from system.files import read_json, regular_file, write_json
 
 # The pieces of our own BPE: words, at most two digits (GPT-4 takes three: 1000 tokens to learn), runs of other
 # characters, a line break with the indentation after it. The classes mean the same to `re`, tiktoken and `tokenizers`.
@@ -28,7 +26,6 @@ OWN_PATTERN = r" ?[A-Za-z]+| ?[0-9]{1,2}| ?[^ \t\nA-Za-z0-9]+|\n[ \t]*|[ \t]+"
 SPECIALS = {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"}  # ours, in the order of their ids
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 SETTINGS = "bos_token", "chat_template", "model_max_length"  # of tokenizer_config.json, which a Tokenizer keeps
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the start of a file that Git LFS has not fetched
 UNKNOWN = "\ufffd"
 
 
@@ -118,26 +115,6 @@ class Tokenizer:
         """Make our own BPE from {token: rank}, with our special tokens after the last rank."""
         first = max(ranks.values()) + 1
         return cls(ranks, {text: first + i for i, text in enumerate(SPECIALS.values())}, SPECIALS)
-
-    @classmethod
-    def load(cls, path: str | Path, vocab_size: int | None = None) -> "Tokenizer":
-        """Read a folder or a file: tokenizer.json, vocab.json with merges.txt, or NAME.tiktoken.
-
-        If there is no mask token, `<|mask|>` gets the id in config.json, or else the one after the last.
-
-        vocab_size: the model's; every id must be below it, except for the mask of a model that never reads one
-        """
-        tok = OPENERS["ours"](Path(path))
-        if tok is None:
-            importlib.import_module("data.foreign")  # adds itself to OPENERS
-            tok = OPENERS["others"](Path(path))
-        highest = max(i for i in tok._bytes if i != tok.mask_id)
-        if vocab_size is not None and highest >= vocab_size:
-            raise ValueError(
-                f"{path}: the tokenizer has ids up to {highest}, its model only {vocab_size} ids: the files belong to "
-                "two models, or tokens were added to one of them only"
-            )
-        return tok
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which Hugging Face's tools read, too."""
@@ -262,46 +239,3 @@ def own(spec: dict[str, Any], specials: dict[str, int], **parts: Any) -> Tokeniz
     vocab = {to_bytes(text): i for text, i in spec["model"]["vocab"].items() if text not in specials}
     tok = Tokenizer(vocab, specials, **parts)
     return tok if tok.content() == spec else None
-
-
-OPENERS: dict[str, Callable[[Path], Any]] = {"ours": read_own}  # foreign.py adds "others"
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def write_whole(path: str | Path, text: str) -> None:
-    """Write a file that nobody can see half written: under another name, renamed when it is complete."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(temporary, path)
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    """Write a value as JSON that a person can read."""
-    write_whole(path, json.dumps(value, ensure_ascii=False, indent=1))
-
-
-def regular_file(file: Any) -> Any:
-    """Return the path itself; raise ValueError for a pipe or a device, which might never end, and for a pointer that
-    Git LFS left in place of the file."""
-    if os.path.exists(file) and not os.path.isfile(file):
-        raise ValueError(f"{file} is not an ordinary file but a folder, a pipe or a device: put the file there itself")
-    with contextlib.suppress(OSError), open(file, "rb") as f:  # the caller, who reads it, reports these errors
-        if f.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise ValueError(f"{file} is only a pointer of Git LFS to the file: git lfs pull fetches it")
-    return file
-
-
-def read_json(file: str | Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object; {} if there is no such file."""
-    file = Path(file)
-    try:
-        found = json.loads(regular_file(file).read_text(encoding="utf-8")) if file.exists() else {}
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise ValueError(f"{file} cannot be read as JSON: {e}") from e
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} holds a {type(found).__name__}, expected an object such as {{...}}")
-    return found

@@ -1,6 +1,5 @@
 """
 Other people's tokenizers, which the package `tokenizers` reads and runs: tokenizer.json, or vocab.json with merges.txt.
-Importing this file adds it to bpe.OPENERS.
 """
 
 import json
@@ -8,7 +7,8 @@ import types
 from pathlib import Path
 from typing import Any
 
-from data.bpe import OPENERS, SETTINGS, Tokenizer, read_json, regular_file, to_bytes
+from data.bpe import SETTINGS, Tokenizer, to_bytes
+from system.files import read_json, regular_file
 
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -115,6 +115,3 @@ def find_roles(config, vocab):
 
     eos = find("eos", "<|endoftext|>")
     return {"mask": find("mask", *MASKS), "eos": eos, "pad": find("pad", eos)}
-
-
-OPENERS["others"] = open_tokenizer

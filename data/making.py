@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data import Row, learn, local_copy, read_rows, readers
-from data.bpe import write_whole
+from system.files import write_whole
 
 
 def save(folder: Any, splits: dict[str, list[Row]], ranks: dict[bytes, int] | None = None) -> None:

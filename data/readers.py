@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from data.bpe import regular_file
+from system.files import regular_file
 from system.terminal import quote
 
 MAX_RATIO = 200  # gzip makes no real text smaller by more than this factor

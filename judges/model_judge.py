@@ -122,7 +122,7 @@ def load(folder: Any, dtype: str = "float32") -> dict[str, Callable]:
     found, _ = checkpoint.best(data.local_copy(folder))
     best = checkpoint.read_run(found).get("best") or {}
     params, cfg = checkpoint.load(found, dtype)
-    tok = data.Tokenizer.load(found, cfg.vocab_size)
+    tok = data.open_tokenizer(found, cfg.vocab_size)
     if not model.width(params):
         return {"coherence": coherence(params, cfg, tok)}
     tested = f"{best['measure']} {best['score']:.3f} on held-out texts" if best else "never tested on held-out texts"

@@ -177,7 +177,7 @@ def open_model(cfg, folder, adapting):
         checkpoint.refuse_judge(folder, params)
     check_shape(cfg, shape)  # again: a folder of adapters says only now what its base is
     with disk.naming(folder):
-        tok = data.Tokenizer.load(folder, shape.vocab_size)
+        tok = data.open_tokenizer(folder, shape.vocab_size)
     if adapting:
         if not shape.causal:
             raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")

@@ -14,8 +14,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import safetensors
 
-from data import bpe
-from system import hosts
+from system import files, hosts
 
 SHARD = 5_000_000_000  # bytes of a file of tensors; a larger model is several files
 
@@ -123,7 +122,7 @@ def read_json(path: str) -> dict[str, Any]:
     """Read a JSON file that holds an object."""
     if not os.path.exists(path):
         raise ValueError(f"{path} cannot be read as JSON: there is no such file")
-    return bpe.read_json(path)
+    return files.read_json(path)
 
 
 def open_tensors(file: str) -> dict[str, Any]:
@@ -133,7 +132,7 @@ def open_tensors(file: str) -> dict[str, Any]:
 
         return drawn.open_tensors(file)
     try:
-        handle = safetensors.safe_open(bpe.regular_file(file), "numpy")
+        handle = safetensors.safe_open(files.regular_file(file), "numpy")
     except (OSError, safetensors.SafetensorError) as e:
         folder = os.path.dirname(file)
         is_of_run = re.fullmatch(r"step-\d+", os.path.basename(folder))  # checkpoint.py names its folders so

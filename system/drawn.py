@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from data import bpe
+from system.files import read_json
 
 FILE = "drawn.json"
 POOL = 2**24  # so many normal numbers are drawn; every tensor is cut from them
@@ -71,5 +71,5 @@ class Open(NamedTuple):
 
 def open_tensors(file: str) -> dict[str, Any]:
     """Open drawn.json -> {name of a tensor: the open file}."""
-    shapes = bpe.read_json(file)
+    shapes = read_json(file)
     return dict.fromkeys(shapes, Open(shapes))

@@ -208,7 +208,7 @@ class Section:
 # ---- the keys of all files -------------------------------------------------------------------------------------------
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOLDERS = "variants", "data", "judges", "system"
+FOLDERS = "variants", "data", "judges", "system", "checkpoints", "loop"
 
 
 class Declared(NamedTuple):

@@ -392,7 +392,7 @@ def order(options):
     runs.prepare_process()
     folder = checkpoint.find(options.run)
     params, cfg = checkpoint.load(folder)
-    run, tok = checkpoint.read_run(folder), data.Tokenizer.load(folder)
+    run, tok = checkpoint.read_run(folder), data.open_tokenizer(folder)
     if not run:
         raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku.py or sudoku_d1.py")
     n, all_steps = some(options, (4, (1,)), (None, (16, 8, 4, 2, 1)))
@@ -532,7 +532,7 @@ def asked(recipe, n_rows, other=None):
     run = dataclasses.replace(config.read_file(f"config/{recipe}.py"), eval_size=n_rows)
     folder = checkpoint.best(other or find_or_train(f"config/{recipe}.py", trainer.train))[0]
     params, shape = checkpoint.load(folder)
-    run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
+    run, tok = dataclasses.replace(run, model=shape), data.open_tokenizer(folder, shape.vocab_size)
     text = texts.eval_subset(texts.encode_split(run, tok, "val", with_completions=not run.max_prompt_len), run)
     arrays = text.take(slice(None))
     fns = {"words": right_words} if recipe == "long_base" else run_rewards.reward_functions(run, tok, text.rows)[0]

@@ -1,8 +1,8 @@
 """
 Write the tables of results into README.md and docs/results.md:  python tests/tables.py
 
-docs/results/runs.csv has a row for each metric of each measured run, recipes.csv says what a recipe does, machines.csv where
-they ran. A new row gets the `code` that `python tests/tables.py sudoku_grpo` prints for its recipe: a hash of the
+docs/results/runs.csv has a row for each metric of each measured run, recipes.csv says what a recipe does, machines.csv
+where they ran. A new row gets the `code` that `python tests/tables.py sudoku_grpo` prints for its recipe: a hash of the
 recipe, and of the numbers that tests/test_frozen.py checks. So code may be rewritten as long as these stay. Where a row
 has another hash, or none, the tables say "older code".
 """

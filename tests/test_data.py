@@ -604,7 +604,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, tmp_path):
         (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=f"{name} is not an ordinary file|no tokenizer at"):
         data.load(str(tmp_path), "train")
-        data.Tokenizer.load(tmp_path)
+        data.open_tokenizer(tmp_path)
 
 
 @pytest.mark.slow

@@ -87,7 +87,8 @@ def test_the_index_has_the_question_of_every_page_and_the_list_every_recipe():
 @pytest.mark.parametrize("path", READ)
 def test_every_file_and_function_that_a_page_names_is_there(path):
     text = read(path)
-    for file in re.findall(r"`((?:config|data|docs|judges|system|tests|tools|variants|assets)/[\w/]+\.\w+)`", text):
+    folders = "assets|checkpoints|config|data|docs|judges|loop|system|tests|tools|variants"
+    for file in re.findall(rf"`((?:{folders})/[\w/]+\.\w+)`", text):
         assert os.path.exists(file), file
     for module, name in re.findall(r"`(\w+)\.(\w+)`", text):
         if module in CODE and name not in ("py", "md", "jsonl"):
@@ -116,7 +117,7 @@ def test_the_core_copied_into_another_folder_runs_the_lines_of_the_page(tmp_path
     subprocess.run([sys.executable, "-c", "import grpo"], cwd=tmp_path / "alone", check=True)
 
 
-# ---- docs/results/: the tables of the pages -------------------------------------------------------------------------------
+# ---- docs/results/: the tables of the pages --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", tables.PAGES)

@@ -69,7 +69,7 @@ def assert_whole(cfg, steps):
         folder = f"{cfg.out_dir}/step-{step:06d}"
         state, run = resume.restore(folder, state_at(0))
         params, shape = checkpoint.load(folder)
-        assert run["step"] == state.step == step and data.Tokenizer.load(folder) == TOK
+        assert run["step"] == state.step == step and data.open_tokenizer(folder) == TOK
         for kept in (state.params, state.opt_state[1]["mu"], params):
             for name, x in flat(state_at(step).params).items():
                 np.testing.assert_array_equal(flat(kept)[name], x)
@@ -204,7 +204,7 @@ def test_a_damaged_file_is_named_in_the_message(cfg, name):
     def opened():
         found = checkpoint.find(cfg.out_dir)
         checkpoint.load(found)
-        data.Tokenizer.load(found)
+        data.open_tokenizer(found)
         resume.restore(found, state_at(0))
 
     save(cfg, 7)

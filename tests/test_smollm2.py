@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+import data
 import model
 from checkpoints import checkpoint, huggingface
 from data import making
-from data.bpe import CHARACTER, Tokenizer
+from data.bpe import CHARACTER
 from data.smollm2 import prepare as smollm2
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -119,7 +120,7 @@ def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp
     loaded, cfg = checkpoint.load(tmp_path)
     assert cfg.vocab_size == 260 and json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama"
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
-    tok = Tokenizer.load(tmp_path, cfg.vocab_size)
+    tok = data.open_tokenizer(tmp_path, cfg.vocab_size)
     assert (tok.eos_id, tok.roles["eos"], tok.extra["chat_template"]) == (2, "<|im_end|>", "{{ messages }}")
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert [tok.encode(t, specials=True) for t in TEXTS] == [theirs.encode(t).ids for t in TEXTS]

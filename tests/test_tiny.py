@@ -61,10 +61,10 @@ def test_a_tiny_model_and_its_tokenizer_open_as_those_of_their_family(name, mask
     causal = kind in ("llama", "gemma2")
     assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (causal or kind == "Dream", kind == "Dream", causal)
     assert getattr(cfg, "block_causal", None) == {"sdar_moe": 4, "llada2_moe": 32}.get(name)
-    tok = data.Tokenizer.load(folders / name, cfg.vocab_size)
+    tok = data.open_tokenizer(folders / name, cfg.vocab_size)
     out = jax.jit(functools.partial(model.logits, cfg=cfg))(params, jnp.array([tok.encode("2+3")]))
     assert out.shape[-1] == cfg.vocab_size and np.isfinite(out).all()
-    tok = data.Tokenizer.load(folders / name)
+    tok = data.open_tokenizer(folders / name)
     assert tok.roles == {"mask": mask, "eos": eos, "pad": pad} and cfg.eos_id == tok.eos_id
     assert tok.encode(TEXT) == tiny.tokenizer(name).encode(TEXT) and tok.decode(tok.encode(TEXT)) == TEXT
     if name == "gemma2":  # which has a mask, and never reads it
@@ -87,7 +87,7 @@ def test_a_tiny_tokenizer_is_that_of_transformers(name, folders):
     transformers = pytest.importorskip("transformers")
     kind = transformers.Qwen2TokenizerFast if name == "dream" else transformers.PreTrainedTokenizerFast
     theirs = kind.from_pretrained(folders / name)
-    ours = data.Tokenizer.load(folders / name)
+    ours = data.open_tokenizer(folders / name)
     assert theirs.encode(TEXT, add_special_tokens=False) == ours.encode(TEXT, specials=True)
 
 

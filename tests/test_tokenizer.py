@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import data
 from data import bpe, byte_merges, foreign, learn
 from data.bpe import Tokenizer
 
@@ -19,7 +20,7 @@ SAMPLE = [
     "  two  spaces, naïve café, \x0c\x1c\x85\u2028 and \u3000, 你好 😀! don't they'll 1234567 ٣",
     "e\u0301 \u0130 ﬁ <|mask|> <|endoftext|> \x00 \ufeff a\u200db", "", " ", "\n \n",
 ]
-BYTES, TRAINED, FIXTURE = Tokenizer.bytes(), learn.tokenizer(SAMPLE * 3, 300), Tokenizer.load(LLADA)
+BYTES, TRAINED, FIXTURE = Tokenizer.bytes(), learn.tokenizer(SAMPLE * 3, 300), data.open_tokenizer(LLADA)
 ALL = pytest.mark.parametrize("tok", [BYTES, TRAINED, FIXTURE], ids=["bytes", "trained", "llada"])
 
 
@@ -118,9 +119,9 @@ def test_what_we_save_is_read_back_and_has_the_same_ids_in_hugging_faces_library
 
     same()
     if tok is not FIXTURE:  # what was saved here is read without the package
-        monkeypatch.setitem(bpe.OPENERS, "others", lambda path: pytest.fail("the package is asked for"))
-    again, files = Tokenizer.load(tmp_path), ("tokenizer.json", "tokenizer_config.json")
-    assert again == tok == Tokenizer.load(tmp_path / "tokenizer.json")
+        monkeypatch.setattr(foreign, "open_tokenizer", lambda path: pytest.fail("the package is asked for"))
+    again, files = data.open_tokenizer(tmp_path), ("tokenizer.json", "tokenizer_config.json")
+    assert again == tok == data.open_tokenizer(tmp_path / "tokenizer.json")
     again.save(tmp_path / "again")  # as a resumed run does: to the byte
     assert all((tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)
     assert all(again.encode(text, specials=True) == tok.encode(text, specials=True) for text in SAMPLE)
@@ -146,14 +147,14 @@ def as_vocab_files(tmp_path, **config):
 
 
 def test_vocab_and_merges_files_open_with_qwens_pattern(tmp_path):
-    tok = Tokenizer.load(as_vocab_files(tmp_path))
+    tok = data.open_tokenizer(as_vocab_files(tmp_path))
     assert tok.vocab == FIXTURE.vocab and tok.mask_id == 308
     assert tok.content()["model"]["merges"] == FIXTURE.content()["model"]["merges"]
     assert tok.content()["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": foreign.QWEN2_PATTERN}
     assert tok.encode("the dog") == [257, 280] and tok.encode("cafe\u0301") == tok.encode("café")
     (tmp_path / "merges.txt").unlink()
     with pytest.raises(ValueError, match="no tokenizer at .* vocab.json with merges.txt.*No such file"):
-        Tokenizer.load(tmp_path)
+        data.open_tokenizer(tmp_path)
 
 
 LLAMA3 = foreign.QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
@@ -218,7 +219,7 @@ def style(request, tmp_path_factory):
 
 def test_2000_texts_have_the_ids_that_hugging_faces_library_gives_them(style, tmp_path):
     name, path = style
-    tok, encode, texts = Tokenizer.load(path), huggingface(path), two_thousand(STYLES[name][3])
+    tok, encode, texts = data.open_tokenizer(path), huggingface(path), two_thousand(STYLES[name][3])
     assert [t for t in texts if tok.encode(t, specials=True) != encode(t)] == []
     tok.save(tmp_path)
     again = huggingface(tmp_path)
@@ -233,14 +234,14 @@ def test_2000_texts_have_the_same_ids_from_vocab_and_merges_files(style, tmp_pat
     merges = "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in spec["model"]["merges"])
     folder(tmp_path, vocab__json=spec["model"]["vocab"], merges__txt=merges, added_tokens__json=added,
            tokenizer_config__json=config)  # fmt: skip
-    tok, encode = Tokenizer.load(tmp_path), huggingface(path)
+    tok, encode = data.open_tokenizer(tmp_path), huggingface(path)
     assert [t for t in two_thousand(added) if tok.encode(t, specials=True) != encode(t)] == []
 
 
 def test_2000_texts_have_the_same_ids_from_a_tiktoken_file(tmp_path):
     texts = two_thousand()
     (tmp_path / "x.tiktoken").write_text(learn.ranks_text(learn.train(texts[::4], 600)))
-    tok = Tokenizer.load(tmp_path)
+    tok = data.open_tokenizer(tmp_path)
     tok.save(tmp_path)
     encode = huggingface(tmp_path)
     assert [t for t in texts if tok.encode(t) != encode(t)] == []
@@ -257,10 +258,10 @@ def test_ids_need_not_be_in_the_order_of_the_merges(tmp_path, seed, normalizer):
     changed["added_tokens"] = [{"id": n, "content": "<|endoftext|>"} | bpe.FLAGS]
     changed["model"]["merges"] = [" ".join(pair) for pair in changed["model"]["merges"]]
     folder(tmp_path, tokenizer__json=changed, tokenizer_config__json={"eos_token": "<|endoftext|>"})
-    tok = Tokenizer.load(tmp_path)
+    tok = data.open_tokenizer(tmp_path)
     assert tok.mask_id == n + 1 and tok.vocab_size == n + 2
     tok.save(tmp_path / "again")
-    assert Tokenizer.load(tmp_path / "again") == tok
+    assert data.open_tokenizer(tmp_path / "again") == tok
     for encode in huggingface(tmp_path), huggingface(tmp_path / "again"):
         for text in [*SAMPLE[:2], "the dog in the word the end \n\n  x", "e\u0301"]:
             assert tok.encode(text) == encode(text)
@@ -268,25 +269,25 @@ def test_ids_need_not_be_in_the_order_of_the_merges(tmp_path, seed, normalizer):
 
 def test_added_tokens_that_are_not_special_are_ordinary_text_and_a_chat_template_is_passed_on(tmp_path):
     added = [*spec()["added_tokens"], bpe.FLAGS | {"id": 314, "content": "<think>", "special": False}]
-    tok = Tokenizer.load(folder(tmp_path, tokenizer__json=spec(added_tokens=added),
+    tok = data.open_tokenizer(folder(tmp_path, tokenizer__json=spec(added_tokens=added),
                                 tokenizer_config__json={"chat_template": "{{ messages }}"}))  # fmt: skip
     assert tok.encode("<think>") == [314] and tok.decode([314, 305]) == "<think>"
     tok.save(tmp_path / "saved")
-    assert Tokenizer.load(tmp_path / "saved") == tok
+    assert data.open_tokenizer(tmp_path / "saved") == tok
     assert json.loads((tmp_path / "saved/tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
     folder(tmp_path, tokenizer__json=spec())
-    assert Tokenizer.load(tmp_path, 314) == FIXTURE
+    assert data.open_tokenizer(tmp_path, 314) == FIXTURE
     with pytest.raises(ValueError, match="ids up to 313, its model only 313 ids"):
-        Tokenizer.load(tmp_path, 313)
+        data.open_tokenizer(tmp_path, 313)
 
 
 def test_a_model_without_a_mask_gets_one_after_its_last_id(tmp_path):
     added = [t | ({"content": "[A]"} if t["content"] == "<|mdm_mask|>" else {}) for t in spec()["added_tokens"]]
     folder(tmp_path, tokenizer__json=spec(added_tokens=added))
-    assert (Tokenizer.load(tmp_path).mask_id, Tokenizer.load(tmp_path).vocab_size) == (314, 315)
-    assert Tokenizer.load(tmp_path, 314).mask_id == 314  # an autoregressive model needs no row for it
+    assert (data.open_tokenizer(tmp_path).mask_id, data.open_tokenizer(tmp_path).vocab_size) == (314, 315)
+    assert data.open_tokenizer(tmp_path, 314).mask_id == 314  # an autoregressive model needs no row for it
     folder(tmp_path, tokenizer_config__json={"mask_token": "[A]"})
-    assert Tokenizer.load(tmp_path).mask_id == 308 and Tokenizer.load(tmp_path).roles["mask"] == "[A]"
+    assert data.open_tokenizer(tmp_path).mask_id == 308 and data.open_tokenizer(tmp_path).roles["mask"] == "[A]"
 
 
 def test_a_token_that_no_merge_makes_is_used_only_for_a_whole_piece(tmp_path):
@@ -294,7 +295,7 @@ def test_a_token_that_no_merge_makes_is_used_only_for_a_whole_piece(tmp_path):
     model = spec()["model"]
     for whole in True, False:
         changed = model | {"ignore_merges": whole, "vocab": model["vocab"] | {"zqxj": 400}}
-        tok = Tokenizer.load(folder(tmp_path, tokenizer__json=spec(model=changed)))
+        tok = data.open_tokenizer(folder(tmp_path, tokenizer__json=spec(model=changed)))
         assert tok.encode("zqxj") == ([400] if whole else FIXTURE.encode("zqxj")) == huggingface(tmp_path)("zqxj")
         assert tok.encode("zqxjy") == FIXTURE.encode("zqxjy") and tok.decode([400]) == "zqxj"
         tok.save(tmp_path / "saved")
@@ -308,7 +309,7 @@ def test_a_tiktoken_file_is_read_anew_every_time(tmp_path):
         ranks = learn.train(SAMPLE * 3, size)
         (tmp_path / "tokenizer.tiktoken").write_text(learn.ranks_text(ranks))
         for path in tmp_path, tmp_path / "tokenizer.tiktoken":
-            assert Tokenizer.load(path) == Tokenizer.from_ranks(ranks)
+            assert data.open_tokenizer(path) == Tokenizer.from_ranks(ranks)
 
 
 def cut_with(pattern, nfc=True):
@@ -359,7 +360,7 @@ def cut_by(*steps, use_regex=True):
 ])
 def test_a_file_that_cannot_be_used_is_explained_in_a_sentence(tmp_path, files, message):
     with pytest.raises(ValueError, match=message):
-        Tokenizer.load(folder(tmp_path, **files))
+        data.open_tokenizer(folder(tmp_path, **files))
 
 
 @pytest.mark.parametrize("change", [
@@ -369,7 +370,7 @@ def test_a_file_that_cannot_be_used_is_explained_in_a_sentence(tmp_path, files, 
     {"normalizer": {"type": "Lowercase"}}])
 def test_a_tokenizer_json_of_any_kind_gives_the_ids_of_the_package_tokenizers(tmp_path, change):
     path = folder(tmp_path, tokenizer__json=spec(**change))
-    ours, theirs = Tokenizer.load(path), tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    ours, theirs = data.open_tokenizer(path), tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
     text = "The theory of  two things: x1 == 1234\n  return a"
     assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
 
@@ -397,13 +398,13 @@ def beginning(tmp_path, config, processor=BEGIN):
 def test_a_model_whose_texts_begin_with_a_token_gets_it_as_transformers_gives_it(tmp_path):
     transformers = pytest.importorskip("transformers")
     path, bos = beginning(tmp_path, {})
-    tok, theirs = Tokenizer.load(path), transformers.PreTrainedTokenizerFast.from_pretrained(path)
+    tok, theirs = data.open_tokenizer(path), transformers.PreTrainedTokenizerFast.from_pretrained(path)
     ids = tok.add_bos(tok.encode("return a + b"))
     assert ids[0] == bos and ids == theirs("return a + b")["input_ids"]
     assert tok.add_bos(ids) == ids  # a chat template may have written it
     tok.save(tmp_path / "again")
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "again")
-    assert Tokenizer.load(tmp_path / "again") == tok and theirs("return a + b")["input_ids"] == ids
+    assert data.open_tokenizer(tmp_path / "again") == tok and theirs("return a + b")["input_ids"] == ids
 
 
 @pytest.mark.parametrize("config, processor, begins", [
@@ -411,15 +412,14 @@ def test_a_model_whose_texts_begin_with_a_token_gets_it_as_transformers_gives_it
     ({"add_bos_token": True, "bos_token": "<|startoftext|>"}, BEGIN, True)])  # fmt: skip
 def test_the_settings_have_the_last_word_on_how_texts_begin(config, processor, begins, tmp_path):
     path, bos = beginning(tmp_path, config, processor)
-    assert Tokenizer.load(path).bos_ids == [bos] * begins
+    assert data.open_tokenizer(path).bos_ids == [bos] * begins
     assert FIXTURE.bos_ids == BYTES.bos_ids == []
 
 
 def test_prompts_begin_with_it_and_windows_of_documents_do_not(tmp_path):
-    import data
     from tools import complete
     path, bos = beginning(tmp_path, {})
-    tok = Tokenizer.load(path)
+    tok = data.open_tokenizer(path)
     rows = [{"prompt": "a b", "completion": "c"}, {"prompt": "", "completion": "the thing " * 9}]
     tokens = data.encode(rows, tok, 8, 8).batch.tokens
     assert [bos in row for row in tokens] == [True] + [False] * (len(tokens) - 1)
@@ -449,7 +449,7 @@ def sentencepiece(tmp_path, prepend, **config):
 def test_a_sentencepiece_tokenizer_has_the_ids_and_texts_of_transformers(tmp_path, prepend):
     transformers = pytest.importorskip("transformers")
     path = sentencepiece(tmp_path, prepend)
-    tok, theirs = Tokenizer.load(path), transformers.PreTrainedTokenizerFast.from_pretrained(path)
+    tok, theirs = data.open_tokenizer(path), transformers.PreTrainedTokenizerFast.from_pretrained(path)
     rng = random.Random(0)
     made = ["".join(rng.choices("ab  Annhas.\n\t07é你😀\u0301<>", k=rng.randint(0, 30))) for _ in range(300)]
     for text in [*SAMPLE, *made, "Ann has 12 apples.<end_of_turn>\n<start_of_turn>model\n<eos> x <mask>"]:
@@ -459,16 +459,16 @@ def test_a_sentencepiece_tokenizer_has_the_ids_and_texts_of_transformers(tmp_pat
         assert tok.decode(ids, specials=True) == theirs.decode(ids, clean_up_tokenization_spaces=False)
         assert tok.decode(tok.encode(text)) == text  # no character is lost, and what looks like a special token is text
     tok.save(tmp_path / "again")
-    assert Tokenizer.load(tmp_path / "again") == tok != Tokenizer.load(LLADA)
+    assert data.open_tokenizer(tmp_path / "again") == tok != data.open_tokenizer(LLADA)
 
 
 def test_in_a_sentencepiece_prompt_a_mask_is_text_and_a_chat_ends_with_its_turn(tmp_path):
-    tok = Tokenizer.load(sentencepiece(tmp_path, False))
+    tok = data.open_tokenizer(sentencepiece(tmp_path, False))
     ids = tok.encode("a<mask><eos>b", specials=True, mask=False)
     assert tok.mask_id not in ids and tok.eos_id in ids and tok.decode(ids) == "a<mask>b"
     assert (tok.roles["eos"], tok.bos) == ("<eos>", ("<bos>",)) and tok.vocab_size == len(tok.vocab) + len(tok.specials)
     chat = "{% for m in messages %}{{ m.content }}<end_of_turn>{% endfor %}"  # Gemma's ends with its turn
-    assert Tokenizer.load(sentencepiece(tmp_path, False, chat_template=chat)).roles["eos"] == "<end_of_turn>"
+    assert data.open_tokenizer(sentencepiece(tmp_path, False, chat_template=chat)).roles["eos"] == "<end_of_turn>"
 
 
 # ---- what is written without the package is what the package writes ----

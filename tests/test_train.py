@@ -249,7 +249,7 @@ def test_samples_are_prompts_with_completions_of_val(unbroken):
 
 def test_a_checkpoint_is_a_model_with_its_tokenizer_and_holds_the_average(unbroken):
     params, shape = checkpoint.load(unbroken.out_dir)
-    tok = data.Tokenizer.load(checkpoint.find(unbroken.out_dir))
+    tok = data.open_tokenizer(checkpoint.find(unbroken.out_dir))
     assert tok == data.Tokenizer.bytes() and shape.vocab_size == tok.vocab_size and shape.mask_id == tok.mask_id
     saved = safetensors.numpy.load_file(f"{unbroken.out_dir}/step-000012/state.safetensors")
     for name, x in flat(params).items():

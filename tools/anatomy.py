@@ -35,9 +35,9 @@ import rl
 import sample
 import train
 from checkpoints import checkpoint
-from data import bpe, texts
+from data import texts
 from loop import report, runs, same_run, setup
-from system import hosts, settings, sharding, terminal
+from system import files, hosts, settings, sharding, terminal
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
 ROOT = Path(__file__).parent.parent
@@ -385,5 +385,5 @@ def write(argv: list[str], path: str) -> None:
         start = f"its checkpoint step-{state.step:06d}" if state.step else model_name(run.cfg.init_from)
         print(f"iteration {state.step + 1} of {name}, from {start}: 10 to 60 s, as it is compiled")
         content = plain(pack(run, state, record_iteration(run, state), name) | {"start": start})
-    bpe.write_whole(path, report.fill_template(Path(__file__).with_suffix(".html"), name, content))
+    files.write_whole(path, report.fill_template(Path(__file__).with_suffix(".html"), name, content))
     print(f"{path} shows it: open it in a browser")

@@ -58,7 +58,7 @@ def find_model(folder, open_as=None, dtype=None, base_bits=None):
         bits = base_bits or trained.get("base_bits")
         pack = sections.section_of("base_bits")(bits).pack if bits else None
         params, cfg = checkpoint.load(folder, dtype, open_as, pack)
-        tok = data.Tokenizer.load(folder, cfg.vocab_size)
+        tok = data.open_tokenizer(folder, cfg.vocab_size)
         return Model(folder, params, huggingface.fit_tokenizer(folder, cfg, tok), tok, trained)
 
     return checkpoint.retry_if_deleted(functools.partial(best_in, folder), read)

@@ -166,7 +166,7 @@ def explain(folder, open_as, dtype):
         family = huggingface.read_kind(folder, family)
     params, cfg = checkpoint.load(folder, dtype, family)
     checkpoint.refuse_judge(folder, params)
-    tok = data.Tokenizer.load(folder, cfg.vocab_size)
+    tok = data.open_tokenizer(folder, cfg.vocab_size)
     ids = tok.encode(zen())
     masks = dict.fromkeys([cfg.mask_id, tok.mask_id, *tok.specials.values()])
     masks = [i for i in masks if i is not None and i < cfg.vocab_size][:MOST_MASKS]

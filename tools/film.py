@@ -42,7 +42,7 @@ def fill_puzzles(folder, rows):
     """Fill the puzzles of rows with the model of a run -> Filled."""
     found = checkpoint.find(folder)
     params, cfg = checkpoint.load(found)
-    tok, run = data.Tokenizer.load(found, cfg.vocab_size), checkpoint.read_run(found)["config"]
+    tok, run = data.open_tokenizer(found, cfg.vocab_size), checkpoint.read_run(found)["config"]
     z = np.array([tok.encode(row["masked"], specials=True) for row in rows], np.int32)
     plan = sample.Plan(order=run["order"], rule=run["rule"], steps=run["diffusion_steps"])
     x, trace = sample.generate(params, jax.random.key(0), z, cfg, plan)

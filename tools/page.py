@@ -27,6 +27,7 @@ import model
 from data import bpe, texts
 from loop import report, same_run
 from sample import Plan
+from system import files
 from variants import entropy, factor
 
 LARGEST = 5_000_000  # parameters
@@ -75,7 +76,7 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
     }
     folder = Path(__file__).parent
     network = (folder / "page.js").read_text(encoding="utf-8")
-    bpe.write_whole(path, report.fill_template(folder / "page.html", " and ".join(names), content, model=network))
+    files.write_whole(path, report.fill_template(folder / "page.html", " and ".join(names), content, model=network))
 
 
 # ---- what a page can run ---------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from checkpoints import huggingface
 from data import bpe, byte_merges, foreign, learn
 from data.acecode import prepare as real_acecode
 from data.countdown_tasks import prepare as real_countdown
-from system import disk, drawn
+from system import disk, drawn, files
 from variants import moe
 
 HERE = Path(__file__).parent
@@ -158,22 +158,22 @@ def write_tokenizer(folder, tok, name):
     _, specials, roles, _ = MODELS[name]
     if name in ("dream", "diffucoder"):
         merges = [" ".join(pair) for pair in tok.content()["model"]["merges"]]
-        bpe.write_json(folder / "vocab.json", {bpe.to_text(token): i for token, i in tok.vocab.items()})
-        bpe.write_whole(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
-        bpe.write_json(folder / "added_tokens.json", tok.specials)
-        bpe.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DreamTokenizer"} | {
+        files.write_json(folder / "vocab.json", {bpe.to_text(token): i for token, i in tok.vocab.items()})
+        files.write_whole(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
+        files.write_json(folder / "added_tokens.json", tok.specials)
+        files.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DreamTokenizer"} | {
             f"{role}_token": text for role, text in roles.items()})
         return
     tok.save(folder)
     if name == "gemma2":  # its settings name another end of text than its chat uses
         settings = folder / "tokenizer_config.json"
-        return bpe.write_json(settings, bpe.read_json(settings) | {"eos_token": "<eos>"})
-    spec, config = (bpe.read_json(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
+        return files.write_json(settings, files.read_json(settings) | {"eos_token": "<eos>"})
+    spec, config = (files.read_json(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in specials]
     spec["model"]["vocab"] = {t: i for t, i in spec["model"]["vocab"].items() if t not in tok.specials}
     said = roles.keys() - ({"mask"} if name in ("llada", "llama") else set())
-    bpe.write_json(folder / "tokenizer.json", spec)
-    bpe.write_json(folder / "tokenizer_config.json", {
+    files.write_json(folder / "tokenizer.json", spec)
+    files.write_json(folder / "tokenizer_config.json", {
         key: v for key, v in config.items() if key not in {"mask_token", "eos_token", "pad_token"} or key[:-6] in said})
 
 
@@ -227,7 +227,7 @@ def make(name):
                 "can be learnt from it")  # fmt: skip
     else:
         for split, made in rows(name).items():
-            bpe.write_whole(making / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
+            files.write_whole(making / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
     shutil.rmtree(HERE / name, ignore_errors=True)
     making.rename(HERE / name)
     print(f"data/tiny/{name}: {said}")
