@@ -46,7 +46,7 @@ def prepare_process(cfg: Config | None = None) -> None:
     keep_memory()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if cfg:
-        hosts.join(*dataclasses.astuple(hosts.Keys.of(cfg)))
+        hosts.join(cfg)
     try:
         if hosts.processes().rank:
             terminal.silence(sys.stdout)

@@ -31,7 +31,7 @@ import sample
 import train
 from checkpoints import checkpoint, resume
 from loop import runs
-from system import hosts, placement, sharding
+from system import meeting, placement, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=8, batch_size=8, eval_interval=4, eval_size=6, log_samples=0,
@@ -126,7 +126,7 @@ def test_a_mesh_of_too_many_devices_and_processes_that_cannot_meet_are_refused()
     for given, said in ((("host:1", None, 0), "need all three"), (("host", 2, 0), "expected HOST:PORT"),
                         (("host:1", 2, 2), "from 0 to 1")):  # fmt: skip
         with pytest.raises(ValueError, match=said):
-            hosts.join(*given)
+            meeting.join(*given)
 
 
 def quick(place):
@@ -256,14 +256,14 @@ def test_a_waiting_process_says_so_and_ends_on_ctrl_c_or_if_nobody_comes(
         time.sleep(0.2 if times["soon"] == 0 else 0)
         raise RuntimeError("nobody, before any JAX")
 
-    handler, patient, left = signal.getsignal(signal.SIGINT), hosts.waiting, []
+    handler, patient, left = signal.getsignal(signal.SIGINT), meeting.waiting, []
     monkeypatch.setattr(os, "_exit", left.append)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(hosts, "waiting", lambda words: patient(words, **times))
+    monkeypatch.setattr(meeting, "waiting", lambda words: patient(words, **times))
     for times in (dict(soon=60, late=90), dict(soon=0, late=0.1)):
         with contextlib.suppress(ValueError):
-            hosts.join(*given)
+            meeting.join(*given)
         said = capfd.readouterr().err
         assert (words in said) == (times["soon"] == 0)
     until(lambda: left == [1])
