@@ -290,4 +290,4 @@ def main():
 
 
 if __name__ == "__main__":
-    terminal.run(main, hosts.leave)
+    terminal.run(main, runs.leave)

@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import errno
 import fcntl
+import importlib.util
 import itertools
 import json
 import os
@@ -46,7 +47,7 @@ def prepare_process(cfg: Config | None = None) -> None:
     keep_memory()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if cfg:
-        hosts.join(cfg)
+        join(cfg)
     try:
         if hosts.processes().rank:
             terminal.silence(sys.stdout)
@@ -56,6 +57,28 @@ def prepare_process(cfg: Config | None = None) -> None:
                          "unset it to run on what there is, or install jax for your GPU") from None
     jax.config.update("jax_compilation_cache_dir", cache_folder())
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+JOBS = "SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST"  # variables of what starts many processes
+
+
+def join(cfg: Config) -> None:
+    """Make this process one of several if the keys of a run, its environment or a TPU say so, before anything is
+    computed."""
+    where = dataclasses.astuple(hosts.Keys.of(cfg))
+    if where != (None, None, None) or any(name in os.environ for name in JOBS) or importlib.util.find_spec("libtpu"):
+        from system import meeting  # most runs are one process
+
+        meeting.join(*where)
+
+
+def leave(code: Any) -> None:
+    """Exit with this code. One of several processes first waits a few seconds for the others to come here."""
+    if hosts.are_alone():
+        sys.exit(code)
+    from system import meeting
+
+    meeting.leave(code)
 
 
 def keep_memory():

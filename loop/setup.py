@@ -16,7 +16,7 @@ import data
 import model
 import rl
 from checkpoints import checkpoint
-from loop import memory, runs, start
+from loop import runs, start
 from system import hosts, sections, sharding
 
 
@@ -107,8 +107,11 @@ def setup(cfg, claims, train):
         state, run = resume.restore(resumed, state)
     elif resumed:
         state = state._replace(step=checkpoint.step_in_name(resumed))
-    if memory.Keys.of(cfg).ref_offload and config.has_reference(cfg):
-        state = state._replace(reference=sharding.to_host(state.reference))
+    if config.has_reference(cfg):
+        from loop import memory  # has the key
+
+        if memory.Keys.of(cfg).ref_offload:
+            state = state._replace(reference=sharding.to_host(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
     passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # by training, not from the start

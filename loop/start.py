@@ -16,7 +16,7 @@ import sample
 from checkpoints import checkpoint, huggingface
 from config import Config
 from data import texts
-from loop import memory, run_rewards
+from loop import run_rewards
 from model import ModelConfig
 from system import disk, hosts, kernels
 
@@ -60,17 +60,38 @@ def check_shape(cfg, shape):
     check_fits(cfg, shape)
 
 
+def surely_fits(cfg):
+    """True if a bound on a run's memory is below 1 GB. It is far too high, and needs no estimate: 24 numbers per
+    parameter, and all numbers of every layer and of four arrays of logits for every token that is scored."""
+    m = cfg.model
+    scored = config.tokens_per_iter(cfg) * (config.n_views(cfg) if cfg.objective == "grpo" else config.copies(cfg))
+    length = cfg.max_prompt_len + cfg.max_new_tokens
+    per_layer = 20 * m.d_model + 6 * m.ff + 4 * m.n_head * length
+    params = m.n_layer * m.d_model * (4 * m.n_head * m.head_dim + 3 * m.ff) + 2 * m.vocab_size * m.d_model
+    numbers = 24 * params + scored * (m.n_layer * per_layer + 4 * m.vocab_size)
+    return not m.use and 4 * numbers < 1e9
+
+
 def check_fits(cfg: Config, shape: ModelConfig) -> None:
     """Raise ValueError if a run with a model of this shape cannot fit: if the estimate, which is right to a factor of
     2, is more than twice the memory."""
     cfg = config.with_model(cfg, shape)
-    if not cfg.eval_only and memory.estimate_bytes(cfg)["peak"] > 2 * memory.device_memory():
+    if cfg.eval_only or surely_fits(cfg):
+        return
+    from loop import memory  # small runs need no estimate
+
+    if memory.estimate_bytes(cfg)["peak"] > 2 * memory.device_memory():
         text = "; ".join(memory_lines(cfg))
         raise ValueError(text.replace("warning: this run will probably not", "this run cannot"))
 
 
 def memory_lines(cfg):
-    """Return the line that says what a run needs and, if that is too much, one that says which keys to change."""
+    """Return the line that says what a run needs, unless that is little, and one that says which keys to change if it
+    is too much."""
+    if surely_fits(cfg):
+        return []
+    from loop import memory
+
     if memory.estimate_bytes(cfg)["peak"] <= memory.device_memory():
         return [memory.summary(cfg)]
     from loop import fit  # other runs need no other keys

@@ -5,10 +5,7 @@ All run the same program, and each has the devices that it sees. Process 0 write
 """
 
 import dataclasses
-import importlib.util
-import os
 import pickle
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -38,27 +35,12 @@ class Keys(sections.Section):
     process_id: int | None = sections.key(None, "number of this process, from 0")
 
 
-JOBS = "SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST"  # variables of what starts many processes
 LOST = 30  # seconds within which meeting.watch finds that another process has ended, even if its machine lost power
 
 
-def join(cfg: Any) -> None:
-    """Make this process one of several if the keys of a run, its environment or a TPU say so, before anything is
-    computed."""
-    where = dataclasses.astuple(Keys.of(cfg))
-    if where != (None, None, None) or any(name in os.environ for name in JOBS) or importlib.util.find_spec("libtpu"):
-        from system import meeting  # most runs are one process
-
-        meeting.join(*where)
-
-
-def leave(code: Any) -> None:
-    """Exit with this code. One of several processes first waits a few seconds for the others to come here."""
-    if distributed.global_state.client is None or processes().size == 1:  # JAX itself may have no device to ask
-        sys.exit(code)
-    from system import meeting
-
-    meeting.leave(code)
+def are_alone() -> bool:
+    """True if this process has met no others. (JAX itself may have no device to ask.)"""
+    return distributed.global_state.client is None or processes().size == 1
 
 
 def wait_for_watch() -> None:

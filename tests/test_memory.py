@@ -10,7 +10,7 @@ from shared import byte_model
 
 import config
 import model
-from loop import cost, fit, memory
+from loop import cost, fit, memory, start
 from system import placement
 from tools import plan
 from variants import blocks
@@ -89,6 +89,19 @@ def test_the_estimate_knows_what_a_key_costs_or_saves(changes, part, more):
     base = memory.estimate_bytes(dataclasses.replace(SMALL, **TUNING))[part]
     now = memory.estimate_bytes(dataclasses.replace(SMALL, **TUNING, **changes))[part]
     assert now > base if more else now < base or now == base == 0
+
+
+@pytest.mark.parametrize("changes", [{}, TUNING, TUNING | dict(gradient_accumulation_steps=2, ema_decay=0.9),
+                                     TUNING | dict(diffusion_steps=8, cache="dual", block_len=12, kl_beta=0.1)])
+def test_no_estimate_is_made_where_the_bound_is_small_and_then_it_would_be_small_too(changes):
+    """The estimate is right to a factor of 2, so what it says has to be below half of the bound."""
+    cfg, seen = dataclasses.replace(SMALL, **changes), set()
+    for size in (1, 4, 16, 64):
+        for shape in (dict(n_layer=size), dict(d_model=64 * size, n_layer=1), dict(vocab_size=259 * size)):
+            bigger = dataclasses.replace(cfg, batch_size=8 * size, model=dataclasses.replace(cfg.model, **shape))
+            seen.add(start.surely_fits(bigger))
+            assert memory.estimate_bytes(bigger, 1)["peak"] < 5e8 or not start.surely_fits(bigger), (size, shape)
+    assert seen == {True, False}
 
 
 def test_a_run_that_does_not_fit_names_the_keys_to_change():

@@ -24,7 +24,7 @@ import rl
 import train
 from checkpoints import checkpoint
 from loop import memory, runs, same_run
-from system import hosts, terminal, unknown
+from system import terminal, unknown
 from tools import complete, score
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
@@ -127,7 +127,7 @@ def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch, capsys)
     sentence = "JAX finds no device as JAX_PLATFORMS=cuda asks for .* no GPU.: unset"
     monkeypatch.setattr(sys, "argv", ["train.py", "config/sudoku.py"])
     with pytest.raises(SystemExit, match=f"error: {sentence}"):
-        terminal.run(train.main, hosts.leave)
+        terminal.run(train.main, runs.leave)
     assert complete.main(["out/x", "--prompt=a"]) == 2 and re.search(sentence, capsys.readouterr().err)
 
 
