@@ -151,7 +151,7 @@ def leave(code: Any) -> None:
         if isinstance(code, str):
             print(code, file=sys.stderr, flush=True)
         with contextlib.suppress(RuntimeError):
-            distributed.global_state.client.wait_at_barrier("the end", 3000)
+            distributed.global_state.client.wait_at_barrier("the end", 3000)  # type: ignore[union-attr]
         time.sleep(processes().rank == 0)  # the others meet at process 0, so it ends last
         sys.stdout.flush()
         os._exit(code if isinstance(code, int) else code is not None)
