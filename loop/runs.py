@@ -189,7 +189,7 @@ class Log:
             with disk.replacing(path) as f:
                 f.writelines(json.dumps(row) + "\n" for row in rows)
         self.watch = collapse.Watch(cfg.group_size)
-        self.begun = time.time() - seconds
+        self.begun = time.monotonic() - seconds  # which nobody sets back
         self.write_config()
         self.others = [other for section in cfg.use if (other := section.logger(cfg))]
 
@@ -199,7 +199,7 @@ class Log:
 
     def metrics(self, step: int, values: dict[str, Any]) -> None:
         """Log the metrics of a step."""
-        self.append("metrics.jsonl", {"step": step, "time": round(time.time() - self.begun, 2)} | values)
+        self.append("metrics.jsonl", {"step": step, "time": round(time.monotonic() - self.begun, 2)} | values)
         for other in self.others:
             other.log(values, step=step)
 

@@ -201,7 +201,8 @@ BOTH = "<reasoning>\n2+3\nis 5\n</reasoning>\n<answer>\n5\n</answer>"
     (BOTH.replace("\n<answer>", "\n\n<answer>"), 1, 0), (BOTH.removesuffix("</answer>"), 0, 0),
     ("<answer>\n5\n</answer>\n<reasoning>\na\n</reasoning>", 0, 0),
     ("<answer>5</answer>", 0, 0), ("", 0, 0), ("</reasoning><answer>", 0, 0),
-    ("<reasoning>\n</reasoning>\n<answer>\n5\n</answer>", 1, 0)])
+    ("<reasoning>\n</reasoning>\n<answer>\n5\n</answer>", 1, 0),
+    ("<reasoning>\n \n</reasoning>\n<answer>\n5\n</answer>", 1, 0), (BOTH.replace("5\n</", " \n</"), 1, 0)])
 def test_xml_soft_and_strict_are_the_formats_of_d1_over_any_number_of_lines(text, soft, strict):
     assert (formats.xml_soft(text), formats.xml_strict(text)) == (soft, strict)
 
