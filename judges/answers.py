@@ -10,6 +10,7 @@ limit of time.
 
 import functools
 import importlib.util
+import math
 import re
 import sys
 from fractions import Fraction
@@ -31,8 +32,7 @@ UNITS = (
     r"mol|cents?|dollars?|st|nd|rd|th|days?|weeks?"
 )
 NO_UNITS = (
-    r"or|and|to|plus|minus|times|over|by|half|hundred|thousand|million|billion|trillion|dozen|pi|sqrt|factorial|"
-    "squared|cubed"
+    r"or|and|to|plus|minus|times|over|by|half|halves|quarters?|scores?|pi|sqrt|factorial|squared|cubed"
 )
 POWER = r"(?:\^\{?-?[1-9]\}?|[²³])?"
 WORDS = rf"(?!(?:{NO_UNITS})\b)[A-Za-z]{{2,}}{POWER}(?:[ '/.,-]{{1,3}}[A-Za-z]+{POWER})*"
@@ -53,16 +53,48 @@ WORD = re.compile(r"(?<![\\{A-Za-z])(?!(?:sin|cos|tan|log|ln|sqrt|pi|and|or)\b)[
 ALGEBRA_SECONDS = 2.0
 
 
+TIMES = {"ten": 10, "dozen": 12, "hundred": 100, "k": 1000, "thousand": 1000, "million": 10**6, "billion": 10**9,
+         "trillion": 10**12}  # fmt: skip
+
+
 def without_spaces(found):
     """Return a match without its white space."""
     return re.sub(r"\s", "", found[0])
 
 
+def multiplied(found):
+    """Write 3 dozen as 36."""
+    return str(Fraction(found[1].replace(",", "")) * TIMES[found[2].lower().rstrip("s")])
+
+
+def factorial(found):
+    """Write 5! as 120."""
+    return str(math.factorial(int(found[1])))
+
+
+def turned(found):
+    """Write 3 < x as x > 3."""
+    return f"{found[3]} {found[2].translate(str.maketrans('<>≤≥', '><≥≤'))} {found[1]}"
+
+
+def periodic(found):
+    """Write 0.1\\overline{6} as 15/90."""
+    before, again = found[1] + found[2], found[3]
+    nines = (10 ** len(again) - 1) * 10 ** len(found[2])
+    return f"{int(before + again) - int(before)}/{nines}"
+
+
 # What is replaced by what.
 LATEX: list[tuple[str, Any]] = [
+    (r"<<[^<>\n]{0,80}>>", ""),  # GSM8K's calculator
+    (r"(?<![\w.])(\d{1,9})\.(\d{0,9})\\overline\s{0,9}\{(\d{1,9})\}", periodic),
+    (r"(?<![\w.])(1?\d|20)!(?![=!\w])", factorial),
     (r"(\d)\s{0,9}(?=\\[dt]?frac)", r"\1 "),  # 3\frac12 is 3 1/2
     (r"\\[dt]?frac\s{0,9}(?:\{(-?\d{1,40})\}|(\d))\s{0,9}(?:\{(-?\d{1,40})\}|(\d))", r"\1\2/\3\4"),
     (r"\\(?:text|mathrm|mbox|textbf|mathbf)\{([^{}]{0,80})\}", r" \1"),
+    (r"(?i)\$(\d[\d,]{0,9}(?:\.\d{1,9})?)(k)\b", multiplied),  # 300K is a temperature
+    (r"(?i)(?<![\w.,/])(\d[\d,]{0,20}(?:\.\d{1,9})?)\s{1,9}(tens?|dozens?|hundred|thousand|[mbt]r?illion)\b",
+     multiplied),
     (r"\{,\}", ","),
     (r"([\^_])\{(\w)\}", r"\1\2"),
     (r"[–—−‑]", "-"),
@@ -71,6 +103,7 @@ LATEX: list[tuple[str, Any]] = [
     (r"\\geq?(?![a-z])|>=|\\geqslant", "≥"),
     (r"\\leq?(?![a-z])|<=|\\leqslant", "≤"),
     (r"\\neq?(?![a-z])|!=", "≠"),
+    (r"^([^<>≤≥]{1,40})([<>≤≥])\s*([a-z])\s*$", turned),
     (r"\b(?:[Nn]egative|[Mm]inus)\s+(?=[\d.])", "-"),
     (r"\b(?:(?:(k)ilo|(c)enti|(m)illi)?(?:(m)et(?:er|re)|(g)ram)|"
      r"(h)(?:ou)?r|(min)ute|(s)ec(?:ond)?)s?\b", r"\1\2\3\4\5\6\7\8"),
@@ -80,7 +113,8 @@ LATEX: list[tuple[str, Any]] = [
 HEADING = re.compile(r"\W*(?:the )?(?:final )?(?:answer|result|solution)s?\W*", re.I)
 # A last number behind or before these words is not the answer, or not all of it.
 NOT_ALONE = re.compile(
-    r"(?:\b(?:not|at (?:least|most)|(?:more|less|fewer|greater) than|over|under|or|and|between|to|by|times|plus|"
+    r"(?:(?:n['’]t|\b(?:not|cannot|never|hardly|no longer|anything but))(?: (?:be|equals?|equal to))?|"
+    r"\b(?:at (?:least|most)|(?:more|less|fewer|greater) than|over|under|or|and|between|to|by|times|plus|"
     r"about|around|roughly|approximately|nearly|almost|twice|double|triple|log|ln|sin|cos|tan|"
     r"(?:half|third|quarter) of)|"
     r"[-+*/<>≥≤≠±×·(\[]|\d[A-Za-z]\s*=)\s*$",
@@ -160,10 +194,13 @@ def equal(given: str, wanted: str) -> bool | None:
     """Compare two answers in their canonical spelling; None if only algebra can tell."""
     if not given or not wanted:
         return False
-    (names, given), (wanted_names, wanted) = without_name(given), without_name(wanted)
+    (names, value), (wanted_names, wanted_value) = without_name(given), without_name(wanted)
+    if "=" not in value + wanted_value:  # both or none: y = x/2 + 3 is 2y = x + 6
+        given, wanted = value, wanted_value
     if names != wanted_names and re.fullmatch(r"\w\w", "".join(names) + "".join(wanted_names)):
         return False  # x and y
-    if re.sub(r"\s", "", given) == re.sub(r"\s", "", wanted):
+    spaces = r"\s(?!\d+/)"  # not that of 1 1/2
+    if re.sub(spaces, "", given) == re.sub(spaces, "", wanted):
         return as_fraction(wanted) is not None or not NUMBER.fullmatch(wanted)  # 1/0 is a number that nothing equals
     if choice := re.fullmatch(r"\(?([A-Ja-j])\)?", wanted):
         picked = re.match(r"\(?([A-Ja-j])\)?(?:$|[.:)]|\s+[^\sa-z])(?!.*(?:\b(?:or|and)\b|,))", given)
@@ -171,10 +208,12 @@ def equal(given: str, wanted: str) -> bool | None:
     numbers = as_fraction(given), as_fraction(wanted)
     if None not in numbers:
         units = {found["unit"] for found in map(QUANTITY.fullmatch, (given, wanted)) if found}
+        if units == {None, "K"} and re.search(r"\dK", given + wanted):
+            return False  # 5K may be 5000
         return numbers[0] == numbers[1] and len(units - {None}) < 2  # None: there is no unit, or another word
     if re.fullmatch(r"[A-Za-z ]{2,}=[A-Za-z ]{2,}", f"{given}={wanted}"):  # words, no letters
         return given.lower() == wanted.lower()
-    signs = "[<>≥≤≠=A-Z]"  # math-verify takes Pi for pi, and 5 for x >= 5
+    signs = r"[<>≥≤≠=A-Z]|(?<=\d)_\{?\d+"  # math-verify takes Pi for pi, 5 for x >= 5, and overlooks the 6 of 20_6
     prose = WORD.search(re.sub(rf"\s+(?:{UNITS}){POWER}$", "", given)) or re.search("[!:]", given + wanted)
     return False if prose or {*re.findall(signs, given)} != {*re.findall(signs, wanted)} else None
 
