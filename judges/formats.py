@@ -122,8 +122,8 @@ def xml_soft(text: str) -> float:
 
 def xml_strict(text: str) -> float:
     """1.0 if it is "<reasoning>\\n..\\n</reasoning>\\n<answer>\\n..\\n</answer>", each tag once and no part blank,
-    else 0.0. (d1's regex, worth 0.5, lacks DOTALL and wants one more line end, which a text that ends with its answer does
-    not have.)"""
+    else 0.0. (d1's regex, worth 0.5, lacks DOTALL and wants one more line end, which a text that ends with its answer
+    does not have.)"""
     parts = re.split(r"(</?(?:reasoning|answer)>)", text.removesuffix("\n"))
     lines = len(parts) == 9 and all(re.fullmatch(r"\n.*\S.*\n", part, re.S) for part in (parts[2], parts[6]))
     tags = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
