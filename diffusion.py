@@ -5,8 +5,8 @@ A share t of the tokens is replaced by the mask token, and the model learns to p
 is all masks. Two things are made from masked copies of a text: the training loss, and the log-probabilities that
 reinforcement learning needs. Masks are drawn before a loss is computed, so a loss is a plain function of parameters and
 arrays. To add an estimator of log-probabilities, write one function that returns Views and add it to ESTIMATORS. Models
-whose tokens do not all see each other may be masked in another way (NOISES) and have their noisy copies elsewhere
-(COPIES): their files in variants/ add that.
+whose tokens do not all see each other may be masked in another way and have their noisy copies elsewhere: their files
+in variants/ add that to NOISES.
 """
 
 import functools
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import model
-from system import kernels, sharding
+from system import kernels, settings, sharding
 from system.kernels import wanted_in_chunks
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
@@ -70,11 +70,6 @@ def weight(t):
 
 # ---- what the logits say about given tokens --------------------------------------------------------------------------
 
-# At most this many bytes of logits exist at a time (220 positions of a vocabulary of 152,000). Smaller chunks read the
-# head too often; larger ones waste memory, as the entropy's gradient holds seven such arrays.
-LOGITS_BYTES = 2**27
-
-
 gather_logp = kernels.token_logp  # logits (..., V), tokens x (...) -> log p of the tokens (...)
 entropy = kernels.entropy  # logits (..., V) -> (...) in nats
 
@@ -92,7 +87,7 @@ def read_logits(params, h, cfg, fn, scored, arrays):
     def some(h, *arrays):
         return fn(model.readout(params, h, cfg), *arrays)
 
-    n = max(LOGITS_BYTES // (4 * cfg.vocab_size), 1)
+    n = max(kernels.LOGITS_BYTES // (4 * cfg.vocab_size), 1)
     h = h.reshape(-1, h.shape[-1])
     flat = [a.reshape(-1) for a in arrays]
     out = wanted_in_chunks(some, n, scored.reshape(-1), h, *flat)
@@ -119,14 +114,38 @@ def mask_rows(key, x, maskable, valid, cfg):
     return z, masked, t[:, None]
 
 
-# How a text is masked: key, x, maskable, valid (B, T), cfg -> z with masks, masked (B, T), t (B, T or 1): of what share
-# each token is. Blocks are masked one by one; a causal model's text stays as it is, and all its tokens count.
-NOISES = {"rows": mask_rows}
+def states_of_rows(params, x, z, cfg, valid, start):
+    """Compute the states of noisy copies, each a row of its own."""
+    B, n, T = z.shape
+    if valid is not None:
+        valid = jnp.repeat(valid, n, 0)
+    h = model.hidden(params, z.reshape(B * n, T), cfg, valid, start)
+    return h.reshape(B, n, T - start, -1)
 
 
-def chosen(table, cfg):
-    """Return the entry of a table that bears the name of a variant of the model, or that of "rows"."""
-    return model.chosen(table, cfg, "rows")
+def one_part(valid, T, cfg):
+    """Say that all tokens are in one part of the text."""
+    return jnp.zeros((1, T), int), False
+
+
+class Noise(NamedTuple):
+    """How the texts of a kind of model are masked. Blocks are masked one by one; a causal model's text stays as it is,
+    and all its tokens count."""
+
+    # key, x, maskable, valid (B, T), cfg -> z with masks, masked (B, T), t (B, T or 1): of what share each token is
+    mask: Callable
+    states: Callable = states_of_rows  # as `hidden`, where start has no default
+    # valid, T, cfg -> the number (B or 1, T) of the part that each token is filled with; True where it is predicted
+    # from the parts before its own
+    parts: Callable = one_part
+
+
+NOISES = settings.Table(rows=Noise(mask_rows))
+
+
+def noise_of(cfg):
+    """Return the Noise of a ModelConfig."""
+    return model.chosen(NOISES, cfg, "rows")
 
 
 def draw_masks(key, batch, cfg, norm):
@@ -137,7 +156,7 @@ def draw_masks(key, batch, cfg, norm):
         per_token = 1 / jnp.maximum(n.sum(), 1)
     else:
         per_token = 1 / jnp.maximum(n, 1)[:, None] / len(x)
-    z, masked, t = chosen(NOISES, cfg)(key, x, maskable, valid, cfg)
+    z, masked, t = noise_of(cfg).mask(key, x, maskable, valid, cfg)
     return z, masked, t, per_token
 
 
@@ -152,27 +171,15 @@ def noise(key, batch: tuple, cfg, norm="token") -> NoisyBatch:
     return NoisyBatch(x, z[:, None], w[:, None], valid)
 
 
-def states_of_rows(params, x, z, cfg, valid, start):
-    """Compute the states of noisy copies, each a row of its own."""
-    B, n, T = z.shape
-    if valid is not None:
-        valid = jnp.repeat(valid, n, 0)
-    h = model.hidden(params, z.reshape(B * n, T), cfg, valid, start)
-    return h.reshape(B, n, T - start, -1)
-
-
-COPIES = {"rows": states_of_rows}  # blocks have the copies of a text behind it, in one row
-
-
 def in_rows(cfg):
-    """True if a noisy copy is a row of its own."""
-    return chosen(COPIES, cfg) is states_of_rows
+    """True if a noisy copy is a row of its own; those of blocks stand behind their text, in one row."""
+    return noise_of(cfg).states is states_of_rows
 
 
 def hidden(params, x, z, cfg, valid=None, start=0):
     """Compute the states of noisy copies: texts x (B, T), copies z (B, n, T) -> (B, n, T - start, D), [..., i, :]
     about token start + i."""
-    return chosen(COPIES, cfg)(params, x, z, cfg, valid, start)
+    return noise_of(cfg).states(params, x, z, cfg, valid, start)
 
 
 def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Array, dict]:
@@ -330,12 +337,12 @@ def random_subsets(key, among, counts):
     return jnp.stack(subsets)
 
 
-ESTIMATORS: dict[str, Callable[..., Views]] = {
-    "one_step": one_step,
-    "coupled": coupled,
-    "elbo": elbo,
-    "coupled_elbo": coupled_elbo,
-}
+ESTIMATORS = settings.Table(
+    one_step=one_step,
+    coupled=coupled,
+    elbo=elbo,
+    coupled_elbo=coupled_elbo,
+)
 
 
 def views(key: jax.Array, name: str, completion: jax.Array, **inputs) -> Views:

@@ -249,7 +249,17 @@ def k3(logr, batch):
     return jnp.expm1(logr) - logr
 
 
-KLS = {"k2": k2, "k3": k3}
+def k2_sequence(logr, batch):
+    """ESPO, per completion (B, 1): (log p - log p_ref) ** 2 / 2L, where log p is the sum over its L tokens.
+
+    If all tokens drift equally, this is L times the mean of k2.
+    """
+    total = (logr * batch.mask * batch.share).sum(1, keepdims=True)
+    length = batch.mask.sum(1, keepdims=True)
+    return total**2 / (2 * jnp.maximum(length, 1))
+
+
+KLS = {"k2": k2, "k3": k3, "k2_sequence": k2_sequence}
 
 
 def ratio_metrics(ratio: Array, batch: LossBatch, cfg: LossConfig) -> dict[str, Array]:

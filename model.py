@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from system import kernels, sections, settings, sharding
-from system.settings import Sections, plugged
+from system.settings import Sections, Table, plugged
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
 # costs nothing, and unrolled blocks copy their weights (28 in eights: 1.28 times the parameters in a forward pass).
@@ -185,7 +185,7 @@ def rotary(positions, cfg):
     return jnp.cos(angle), jnp.sin(angle)
 
 
-ROTARY = {"plain": rotary}
+ROTARY = Table(plain=rotary)
 
 
 def rotate(x, cos, sin):
@@ -261,7 +261,7 @@ def one_stack(weights, cfg):
     return [(weights, jnp.arange(cfg.n_layer))]
 
 
-MLPS = {"dense": Mlp(dense_shapes, dense, one_stack)}
+MLPS = Table(dense=Mlp(dense_shapes, dense, one_stack))
 
 
 # ---- who sees whom ---------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def see_all(i, j, z, valid, cfg, part):
 
 # Say which columns see which: query columns i (B or 1, S, 1), key columns j (1, 1, T), tokens z (B, T), valid (B, T) or
 # None, cfg, part (first, how many; None: all): which columns i are -> (B or 1, S, T) bool; None: all see all.
-MASKS = {"all": see_all}
+MASKS = Table(all=see_all)
 
 
 def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part=None) -> Callable:
@@ -337,7 +337,7 @@ def equal_layers(mask, distance, cfg):
     return lambda layer: scores
 
 
-NETWORKS = {"plain": Network(0, unchanged, equal_layers, unchanged)}
+NETWORKS = Table(plain=Network(0, unchanged, equal_layers, unchanged))
 
 
 def network(cfg):
@@ -445,7 +445,7 @@ def state_before(params, z, cfg, valid, start, length):
     return shifted(h, first, start, length, valid)
 
 
-READS = {"own": own_state, "shifted": state_before}
+READS = Table(own=own_state, shifted=state_before)
 
 
 def hidden(params, z, cfg, valid=None, start=0, length=None):

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-import diffusion
 import model
 from system import kernels, sections, settings, sharding
 
@@ -61,7 +60,7 @@ class Plan(settings.Sections, metaclass=sections.Flat):
             if not model.plugged(table, getattr(self, name)):
                 sections.refuse(name, getattr(self, name), table)
         self.expect("top_p", self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1")
-        use = sections.with_sections(self.use, [self.rule])
+        use = sections.with_sections(self.use, [settings.written_in(RULES[self.rule])])
         object.__setattr__(self, "use", tuple(sorted(use, key=settings.variant_of)))
 
     def expect(self, name, holds, wanted):
@@ -137,14 +136,14 @@ def left(logits, token, keys, column):
     return -column.astype(jnp.float32)
 
 
-ORDERS: dict[str, Callable] = {
-    "random": random,
-    "confidence": probability,
-    "margin": margin,
-    "entropy": negative_entropy,
-    "left": left,
-    "sampled": probability,  # of the token that was drawn
-}
+ORDERS = settings.Table(
+    random=random,
+    confidence=probability,
+    margin=margin,
+    entropy=negative_entropy,
+    left=left,
+    sampled=probability,  # of the token that was drawn
+)
 
 
 # ---- rules: how many at a step. Block, Plan -> (B, L) True where a mask gets a token in this step. What a rule says of
@@ -163,8 +162,8 @@ def threshold(b, plan):
     return (b.confidence >= plan.threshold) | (b.rank == 0)
 
 
-RULES: dict[str, Callable] = {"quota": quota, "threshold": threshold}
-SCHEDULED = {"quota"}  # the rules that divide the steps before the first: all rows take as many
+RULES = settings.Table(quota=quota, threshold=threshold)
+SCHEDULED = "quota", "dream"  # the rules that divide the steps before the first: all rows take as many
 CACHES = "none", "prefix", "dual"
 
 
@@ -261,7 +260,7 @@ def draw_tokens(logits, keys, plan):
     their log-probs are those at temperature 1, because that of an argmax would be 0."""
     source = filtered(logits, plan)
     token = kernels.draw_rows(keys, source) if plan.temperature else kernels.likeliest(source)
-    return token, diffusion.gather_logp(source, token)
+    return token, kernels.token_logp(source, token)
 
 
 def without_noise(score):
@@ -304,12 +303,12 @@ class Positions(NamedTuple):
     source: jax.Array  # (N, D) states; or (N, V) logits, if those of all positions fit into memory
     row: jax.Array  # (N,)
     column: jax.Array  # (N,)
-    number: jax.Array  # (N,) makes each position's random key from its row's key, see `row_key`; so does number + 1
+    number: jax.Array  # (N,) of its column, counted from the right end, and of the step, see `position_keys`
 
 
 def positions_at_once(cfg):
     """Say how many positions may have logits at a time: up to four such arrays exist."""
-    return max(diffusion.LOGITS_BYTES // (16 * cfg.vocab_size), 1)
+    return max(kernels.LOGITS_BYTES // (16 * cfg.vocab_size), 1)
 
 
 def logits_at_positions(params, h, z, w, valid, cfg, plan):
@@ -328,8 +327,7 @@ def logits_at_positions(params, h, z, w, valid, cfg, plan):
     def logits_of(at):
         return at.source if at_once else read(at.source, at.row)
 
-    # A key for each row, column from the right end, and step: neither other rows nor padding change what a row gets.
-    number = ((z.shape[1] - w.column) * 2**15 + w.i[:, None]) * 2
+    number = (z.shape[1] - w.column) * 2**15 + w.i[:, None]
     row, _ = jnp.indices((B, L))
     by_row = Positions(jnp.repeat(h, group, 0), row, w.column, number)
     return sharding.joined(by_row), logits_of, n
@@ -349,30 +347,34 @@ def choose(params, keys, h, z, w, valid, cfg, plan, rule):
     at, logits_of, n = logits_at_positions(params, h, z, w, valid, cfg, plan)
 
     def draw(at):
-        return draw_tokens(logits_of(at), row_key(keys, at.row, at.number), plan)
+        return draw_tokens(logits_of(at), position_keys(keys, at, DRAW), plan)
 
     def score(at):
         """Score positions -> the 3 arrays of score_positions, and if draws_first the 2 of draw."""
         drawn = draw(at) if draws_first else ()
         token = drawn[0] if plan.order == "sampled" else None  # this order ranks positions by the token just drawn
-        return *score_positions(logits_of(at), row_key(keys, at.row, at.number + 1), at.column, plan, token), *drawn
+        return *score_positions(logits_of(at), position_keys(keys, at, ORDER), at.column, plan, token), *drawn
 
     def by_row(values):
         return [a.reshape(B, L) for a in values]
 
     draws_first = plan.order == "sampled" or draws_everywhere(plan, cfg.vocab_size)
-    order, confidence, entropy, *drawn = by_row(diffusion.wanted_in_chunks(score, n, w.masked.reshape(-1), at))
+    order, confidence, entropy, *drawn = by_row(kernels.wanted_in_chunks(score, n, w.masked.reshape(-1), at))
     rank = rank_of(jnp.where(w.masked, order, -jnp.inf))
     chosen = rule(Block(w.masked, rank, confidence, entropy, w.i[:, None], w.steps[:, None]), plan)
     if not draws_first:  # draw only what is committed
         committed = (w.masked & chosen).reshape(-1)
-        drawn = by_row(diffusion.wanted_in_chunks(draw, min(n, max(B * L // 8, 256)), committed, at))
+        drawn = by_row(kernels.wanted_in_chunks(draw, min(n, max(B * L // 8, 256)), committed, at))
     return chosen, *drawn
 
 
-def row_key(keys, row, number):
-    """Make the keys (N,) of positions from those of their rows (B,) and a number (N,)."""
-    return jax.vmap(jax.random.fold_in)(keys[row], number)
+DRAW, ORDER = 0, 1  # what the two random keys of a position are for
+
+
+def position_keys(keys, at, purpose):
+    """Make the keys (N,) of Positions from those of their rows (B,): one for each row, column from the right end, step
+    and purpose, so that neither other rows nor padding change what a row gets."""
+    return jax.vmap(jax.random.fold_in)(keys[at.row], at.number * 2 + purpose)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
@@ -438,6 +440,13 @@ def row_keys(key, n, first=0):
     return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
 
+def key_per_row(key, n):
+    """Return the keys (n,) of n rows, made from one key unless there is one per row already."""
+    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    axes_of_one = 0 if is_typed else 1  # what jax.random.PRNGKey makes is an array of two numbers
+    return row_keys(key, n) if key.ndim == axes_of_one else key
+
+
 def begin(z):
     """Make the Filling of z (B, T) before step 0."""
     zero = jnp.zeros(len(z), jnp.int32)
@@ -466,36 +475,38 @@ def fill_in_steps(params, keys, z, cfg, plan, valid, group):
     return result(s, s.step.max(1) + 1)
 
 
-# Ways to sample. params, keys (B,), z (B, T), ModelConfig, Plan, valid, group: see `generate` -> z, the trace.
-SAMPLERS: dict[str, Callable] = {"steps": fill_in_steps}
-# What a sampler needs of a ModelConfig and a Plan, if it needs anything: a function of both that raises a ValueError.
-CHECKS: dict[str, Callable] = {}
-# The sampler of models that use a variant {its name: the name of the sampler}.
-STEPS: dict[str, str] = {}
-# Ways to fill N rows of which only some are computed at a time: as a sampler, with `size`, how many, before group.
-QUEUES: dict[str, Callable] = {}
+def takes_any_plan(cfg, plan):
+    """Refuse no plan."""
 
 
-def sampler_of(cfg, plan):
-    """Name the sampler for a model and a plan. One that is not in this file has the name of its file in variants/."""
-    own = "steps" if plan.cache == "none" else "caches"
-    return model.chosen({own: own} | STEPS, cfg, own)
+class Sampler(NamedTuple):
+    """A way to fill masks."""
+
+    fill: Callable  # params, keys (B,), z (B, T), ModelConfig, Plan, valid, group: see `generate` -> z, the trace
+    check: Callable = takes_any_plan  # ModelConfig, Plan -> None; a ValueError if they do not fit
+    queue: str = ""  # the file of variants/ whose `in_turn` replaces finished rows, see `fill_rows`
+
+
+SAMPLERS = settings.Table(steps=Sampler(fill_in_steps, queue="slots"))
+
+
+def sampler_of(cfg, plan) -> Sampler:
+    """Return the sampler for a model and a plan. ValueError if its file is not there."""
+    name = "steps" if plan.cache == "none" else "caches"
+    if hasattr(cfg, "block_causal"):
+        name = "block_steps"
+    if cfg.causal:
+        name = "causal"
+    if not model.plugged(SAMPLERS, name):
+        raise ValueError(f"this model and plan are sampled from by variants/{name}.py, and there is no such file")
+    return SAMPLERS[name]
 
 
 def check(cfg, plan):
     """Raise a ValueError if a model cannot be sampled from by a plan."""
     if cfg.mask_id is None:
         raise ValueError("this model has no mask token, so nothing in z can be masked: set mask_id in its config")
-    check_plan(cfg, plan)
-
-
-def check_plan(cfg, plan):
-    """Raise a ValueError if a plan does not fit the kind of a model."""
-    name = sampler_of(cfg, plan)
-    if not model.plugged(SAMPLERS, name):
-        raise ValueError(f"this model and plan are sampled from by variants/{name}.py, and there is no such file")
-    if name in CHECKS:
-        CHECKS[name](cfg, plan)
+    sampler_of(cfg, plan).check(cfg, plan)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
@@ -509,9 +520,8 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
     key: one, or one per row (B,). valid (B, T): False on left padding. group: so many consecutive rows are identical.
     A causal model then reads their prompt once, and a denoiser computes their first step once."""
     check(cfg, plan)
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
-    fill = SAMPLERS[sampler_of(cfg, plan)]
+    keys = key_per_row(key, len(z))
+    fill = sampler_of(cfg, plan).fill
     return sharding.replicate(fill(params, keys, z, cfg, plan, valid, group))
 
 
@@ -526,7 +536,8 @@ def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
     has_blocks = hasattr(cfg.model, "block_causal")
     whole = None if has_blocks else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
     values |= {"block_len": cfg.block_len or whole, "temperature": temperature, "early_end": early_end}
-    values["use"] = tuple(s for s in cfg.use if s.in_sampling or settings.variant_of(s) == cfg.rule)
+    of_rule = settings.written_in(RULES[cfg.rule])
+    values["use"] = tuple(s for s in cfg.use if s.in_sampling or settings.variant_of(s) == of_rule)
     return Plan(**values, steps=steps or cfg.diffusion_steps)
 
 
@@ -545,13 +556,14 @@ def fill(params, keys, batch, cfg, plan, group=1):
 def fill_rows(params, keys, batch, cfg, plan, size, group=1):
     """Fill N rows as `fill` does, `size` at a time -> x (N, T), the trace. Every `group` rows have one prompt.
 
-    Where rows need different numbers of passes and variants/slots.py is there, a full row makes room for the next one.
+    Where rows need different numbers of passes and the sampler has a queue, a full row makes room for the next one.
     n_steps is the mean number of steps per chunk, or then per row."""
     n, group = len(keys), math.gcd(size, group)
-    in_steps = sampler_of(cfg.model, plan) == "steps" and plan.rule not in SCHEDULED
-    if in_steps and size < n and n % size == 0 and not sharding.shape() and model.plugged(QUEUES, "slots"):
+    queue = sampler_of(cfg.model, plan).queue
+    may_wait = size < n and n % size == 0 and plan.rule not in SCHEDULED and not sharding.shape()
+    if queue and may_wait and (slots := settings.load(f"variants.{queue}")):
         z = masked_tokens(batch, cfg.model)
-        return QUEUES["slots"](params, keys, z, cfg.model, plan, batch.valid, size, group)
+        return slots.in_turn(params, keys, z, cfg.model, plan, batch.valid, size, group)
 
     def chunk(keys, batch):
         return fill(params, keys, batch, cfg, plan, group)

@@ -127,8 +127,7 @@ class Config(settings.Sections, metaclass=Flat):
     diffusion_steps: int = key(16, "denoising steps per completion; block_causal models: per block", POSITIVE_INT,
                                section="sampling: for rollouts (whose log-probs grpo filters alike) and evaluations")
     order: str = key("confidence", "which masks to fill first: random, confidence, margin, entropy, left, sampled")
-    rule: str = key("quota", "how many to fill per step: quota, dream, threshold, factor, entropy, dynamic, static",
-                    table=True)
+    rule: str = key("quota", "how many to fill per step", choices=sample.RULES, table=True)
     block_len: int | None = key(None, "fill blocks of this length from left to right; None: one block", POSITIVE_INT)
     cache: str = key("none", "reuse keys and values outside the block: none, prefix (left), dual (both sides)")
     threshold: float = key(0.9, "rule=threshold: fill all masks that are at least this probable, and the best one")
@@ -177,7 +176,7 @@ class Config(settings.Sections, metaclass=Flat):
     clip_low: float = key(0.2, "ratios are clipped below 1 - clip_low", FRACTION)
     clip_high: float = key(0.2, "ratios are clipped above 1 + clip_high", POSITIVE)
     kl_beta: float = key(0.0, "weight of the KL to the reference; 0: no reference", NON_NEGATIVE)
-    kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS, table=True)
+    kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS)
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
 
     use: tuple[Any, ...] = key((), "variants whose keys are set, by the names of their files in variants/")
@@ -195,7 +194,8 @@ class Config(settings.Sections, metaclass=Flat):
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
         check_fields(self)
-        named = [getattr(self, name) for name in tables()]
+        functions = sample.RULES[self.rule], diffusion.ESTIMATORS[self.logp_est], grpo.LOSSES[self.loss_type]
+        named = [self.objective, *map(settings.written_in, functions)]  # their keys are used, too
         use = sorted(with_sections(self.use, named), key=variant_of)  # so that equal runs are equal
         object.__setattr__(self, "use", tuple(use))
         settings.check(self, between_keys, *(section.between_keys for section in self.use))
@@ -215,19 +215,20 @@ def n_views(cfg: Config) -> int:
     Every estimator returns n * a + b copies for logp_views=n, so its shapes for 1 and 2 tell any number, also one that
     no machine could compute.
     """
-    one, two = views_for_1_and_2(cfg.logp_est)
+    one, two = views_for_1_and_2(diffusion.ESTIMATORS[cfg.logp_est])
     return one + (cfg.logp_views - 1) * (two - one)
 
 
 @functools.cache
 def views_for_1_and_2(estimator):
-    """Return the number of copies that an estimator makes for logp_views=1 and for 2."""
+    """Return the number of copies that an estimator, a function, makes for logp_views=1 and for 2."""
     completion, step = np.ones((1, 1), bool), np.zeros((1, 1), int)
 
     def count(n):
         """Trace the estimator. Nothing is computed: no device may be used before the processes have met."""
-        views = jax.eval_shape(lambda: diffusion.views(jax.random.key(0), estimator, completion, step=step, n=n))
-        return views.masked.shape[0]
+        inputs = diffusion.EstimatorInputs(step, n)
+        masked, *_ = jax.eval_shape(lambda: estimator(jax.random.key(0), completion, inputs))
+        return masked.shape[0]
 
     return count(1), count(2)
 
@@ -410,7 +411,8 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
         if wrong:
             raise ValueError(message)
     if c.objective != "judge":
-        sample.check_plan(shape, sample.plan(with_model(c, shape), c.temperature))
+        plan = sample.plan(with_model(c, shape), c.temperature)
+        sample.sampler_of(shape, plan).check(shape, plan)
 
 
 def between_keys_and_model(c, shape, where):

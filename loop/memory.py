@@ -14,7 +14,6 @@ from typing import NamedTuple
 import jax
 
 import config
-import diffusion
 import model
 from config import Config
 from system import kernels, sections, sharding
@@ -178,7 +177,7 @@ def work_bytes(cfg, row_parts, tensor, wide):
 
     def logits(positions):
         """Return the bytes of one array of logits, of which diffusion.py makes a chunk at a time."""
-        chunk = max(diffusion.LOGITS_BYTES // (4 * m.vocab_size * row_parts), 1)
+        chunk = max(kernels.LOGITS_BYTES // (4 * m.vocab_size * row_parts), 1)
         return 0 if cfg.objective == "judge" else 4 * m.vocab_size * min(positions, chunk) / tensor
 
     filled = math.ceil(config.rollout_rows(cfg) / row_parts) if grpo else 0

@@ -371,6 +371,11 @@ def draw_rows(keys, logits):
     return token[:, 0]
 
 
+# At most this many bytes of logits exist at a time (220 positions of a vocabulary of 152,000). Smaller chunks read the
+# head too often; larger ones waste memory, as the entropy's gradient holds seven such arrays.
+LOGITS_BYTES = 2**27
+
+
 def wanted_in_chunks(fn, n, wanted, *trees):
     """Compute fn(*trees) -> (N,) or a tuple of them, at most n of the N rows at a time; trees: arrays (N, ...). Results
     that are not `wanted` (N,) may be 0, because chunks that have only such are skipped."""

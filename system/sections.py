@@ -67,8 +67,9 @@ def check_value(field, value):
     """Raise a ValueError if a value is not one that the key's declaration allows."""
     choices, check = field.metadata.get("choices"), field.metadata.get("check")
     if field.metadata.get("table"):
-        found = settings.load(f"variants.{value}")
-        if found and not isinstance(choices, dict):
+        if isinstance(choices, dict):
+            settings.plugged(choices, value)
+        elif settings.load(f"variants.{value}"):
             return  # its table is above this file: rl.OBJECTIVES
     if choices and value not in choices:
         refuse(field.name, value, choices)

@@ -27,19 +27,74 @@ def load(module: str) -> types.ModuleType | None:
 
 
 def load_variants() -> None:
-    """Import all files of variants/, so that the tables have all their names. Those that cannot be loaded are left out.
-    """
+    """Import all files of variants/ that can be loaded, so that the tables have all their names for a message. No run
+    computes anything else after it, see `add`."""
     for path in sorted(Path(__file__).parents[1].glob("variants/*.py")):
         with contextlib.suppress(ValueError):
             load(f"variants.{path.stem}")
 
 
+class Table(dict):
+    """A choice among functions by name, to which files of variants/ add. What was compiled with a function is forgotten
+    when its name gets another one, as when a cell of a notebook is run again: equal settings then mean something else.
+    """
+
+    def __setitem__(self, name: str, function: Any) -> None:
+        is_new = self.get(name, function) is not function
+        super().__setitem__(name, function)
+        if is_new:
+            forget_compiled()
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        forget_compiled()
+
+
+def forget_compiled() -> None:
+    """Make JAX compile all functions anew."""
+    import jax  # what reads settings alone can do without
+
+    jax.clear_caches()
+
+
+# The files of variants/ that add names other than their own.
+FILES = {
+    "exact": "estimators",
+    "trace": "estimators",
+    "quadrature": "estimators",
+    "strata": "estimators",
+    "dream": "rules",
+    "static": "rules",
+    "dynamic": "rules",
+    "wd1": "losses",
+    "bnpo": "losses",
+}
+ADDED: dict[tuple[int, str], Any] = {}  # {(id of a table, name): what a file has added}
+
+
+def add(table: dict[str, Any], **functions: Any) -> None:
+    """Add the functions of a file of variants/ to a table. A name that somebody has set stays theirs, whether they set
+    it before the file was imported or after."""
+    for name, function in functions.items():
+        if name not in table or table[name] is ADDED.get((id(table), name)):
+            table[name] = ADDED[id(table), name] = function
+
+
 def plugged(table: Collection[str], name: Any) -> bool:
-    """Say if a table of functions has this name, after importing the file of this name in variants/ if there is one: a
-    variant adds its functions to the tables of the core when it is imported, and the core does not know its name."""
-    if name not in table:
-        load(f"variants.{name}")
+    """Say if a table of functions has this name, after importing the file of variants/ that adds it: one of this name,
+    which may be a user's own, or the one that is written in FILES."""
+    for file in (name, FILES.get(name)):
+        if name not in table:
+            load(f"variants.{file}")
     return name in table
+
+
+def written_in(entry: Any) -> str:
+    """Return the name of the file of variants/ that the function of a table is written in, or one of a record's; ""
+    if it is written elsewhere."""
+    functions = entry if isinstance(entry, tuple) else (entry,)
+    modules = [getattr(function, "__module__", "").partition("variants.") for function in functions]
+    return max(file for _, _, file in modules)
 
 
 def variant_of(section: Any) -> str:

@@ -94,7 +94,7 @@ def test_the_page_has_the_numbers_that_the_run_logged(kind, pages):
     out, page, _ = pages(kind)
     logged = next(row for row in lines(out) if row["step"] == 2 and "loss" in row)
     assert page["iteration"] == 2 and page["kind"] == kind and len(page["updates"]) == 4
-    rule = {"denoiser": "sample.py: quota", "block": "variants/static.py: static"}.get(kind)
+    rule = {"denoiser": "sample.py: quota", "block": "variants/rules.py: static"}.get(kind)
     assert (page["functions"]["rule"] or {}).get("at") == rule
     for name in ("loss", "pg_loss", "grad_norm", "logp", "update_ratio", "clip_ratio/region_mean"):
         np.testing.assert_allclose(np.mean([u[name] for u in page["updates"]]), logged[name], rtol=1e-4, atol=1e-7)
@@ -169,7 +169,7 @@ def test_rewards_say_what_they_looked_at_and_functions_where_they_are(pages):
     low, near = prompt["reads"].values()
     assert low == {"completions": None, "token_ids": None}
     assert near == {"completions": None, "answer": chr(65 + int(prompt["text"].split()[0]))}
-    assert page["functions"]["estimator"]["at"] == "variants/trace.py: trace"
+    assert page["functions"]["estimator"]["at"] == "variants/estimators.py: trace"
     assert page["functions"]["token_loss"]["says"].startswith("PPO")
     assert not {"out_dir", "init_from"} & page["keys"].keys()
 

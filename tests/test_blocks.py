@@ -24,7 +24,7 @@ from loop import runs
 from loop.start import prepare
 from system import disk
 from tools import complete
-from variants import blocks, lora, quadrature, strata  # noqa: F401  (estimators)
+from variants import blocks, estimators, lora  # noqa: F401
 
 SDAR, FAST = "tests/fixtures/sdar", "tests/fixtures/fastdllm2"
 KEY = jax.random.key(0)

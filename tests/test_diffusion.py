@@ -20,8 +20,8 @@ import data
 import diffusion
 import model
 from checkpoints import checkpoint
-from variants import exact as of_causal_models  # noqa: F401
-from variants import masked_prompt, quadrature, strata, trace  # noqa: F401  (estimators)
+from system import kernels
+from variants import estimators, masked_prompt  # noqa: F401
 
 KEY = jax.random.key(0)
 NO_MASKS = ("exact",)  # estimators that mask nothing
@@ -432,12 +432,12 @@ def test_logits_in_chunks_have_the_values_and_gradients_of_all_logits_at_once(ch
     both = lambda: jax.jit(jax.grad(lambda p, d: (lambda out: (out.sum(), out))(f(p, d)), has_aux=True))(params, data)
     expected = both()
     # Four positions: the last chunks hold none that is scored.
-    monkeypatch.setattr(diffusion, "LOGITS_BYTES", 4 * cfg.vocab_size * 4)
+    monkeypatch.setattr(kernels, "LOGITS_BYTES", 4 * cfg.vocab_size * 4)
     jax.tree.map(close, both(), expected)
 
 
 def test_chunks_in_which_nothing_is_scored_are_never_read(monkeypatch):
-    monkeypatch.setattr(diffusion, "LOGITS_BYTES", 4 * CFG.vocab_size * 4)
+    monkeypatch.setattr(kernels, "LOGITS_BYTES", 4 * CFG.vocab_size * 4)
     h, scored = jnp.ones((2, 8, CFG.d_model)), jnp.arange(16).reshape(2, 8) % 4 == 0
     seen = []
     say = lambda logits, x: (jax.debug.callback(lambda l: seen.append(l.shape), logits), x + 1)[1]
@@ -486,7 +486,7 @@ def test_a_text_is_scored_in_chunks_where_some_view_scores_it(monkeypatch):
     views = jax.jit(lambda: diffusion.views(KEY, "coupled_elbo", completion, n=1))()  # every weight is 1
     score = lambda: jax.jit(lambda: diffusion.token_logp(PARAMS, x, views, CFG))()
     whole = score()
-    monkeypatch.setattr(diffusion, "LOGITS_BYTES", 4 * 12 * 5)  # of five positions at a time
+    monkeypatch.setattr(kernels, "LOGITS_BYTES", 4 * 12 * 5)  # of five positions at a time
     np.testing.assert_allclose(score(), whole, rtol=1e-5)
     assert (np.asarray(whole)[:, 1:] < 0).all()
 

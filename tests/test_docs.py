@@ -205,7 +205,7 @@ def test_the_rule_of_the_page_is_used_with_its_parameter_from_the_command_line(t
 
 def test_the_estimator_of_the_page_masks_every_token_once_in_five_views(added):
     added("diffusion.py", diffusion, "ESTIMATORS")
-    assert config.views_for_1_and_2.__wrapped__("fifths") == (5, 5)  # a minibatch has five views whatever logp_views is
+    assert config.views_for_1_and_2(diffusion.ESTIMATORS["fifths"]) == (5, 5)  # whatever logp_views is
     completion = jnp.ones((4000, 3), bool)
     masked, weight, share = diffusion.views(jax.random.key(0), "fifths", completion, n=2)
     assert masked.shape == weight.shape == (5, 4000, 3) and (share == 1).all()

@@ -27,13 +27,11 @@ import sample
 from grpo import LossBatch, LossConfig, advantages
 from sample import Plan
 from variants import (  # noqa: F401
-    bnpo,
     cispo,
     entropy_bonus,
-    k2_sequence,
+    losses,
     moving_reference,
     repetition_penalty,
-    wd1,
 )
 
 # Three completions of four tokens, the rest of them padding; with them the numbers of GOLDEN were made.
@@ -170,15 +168,15 @@ def test_divided_by_the_groups_mean_the_gradient_is_that_of_the_first_terms_of_l
 
 def test_wd1s_weights_are_two_softmaxes_and_sum_to_0():
     a = np.array([[2.0, -1.0, 0.5, 0.0]])
-    w = wd1.weights(jnp.array(a, jnp.float32))
+    w = losses.weights(jnp.array(a, jnp.float32))
     close(w / 4, np.exp(a) / np.exp(a).sum() - np.exp(-a) / np.exp(-a).sum())
     assert abs(float(w.sum())) < 1e-6 and w[0, 0] > 0 > w[0, 1]
     judged = np.array([[True, False, True, True]])
-    some = wd1.weights(jnp.array(a, jnp.float32), judged)
-    close(some[judged] / 4, wd1.weights(jnp.array(a[:, judged[0]], jnp.float32))[0] / 3)
+    some = losses.weights(jnp.array(a, jnp.float32), judged)
+    close(some[judged] / 4, losses.weights(jnp.array(a[:, judged[0]], jnp.float32))[0] / 3)
     assert some[0, 1] == 0 != some[0, 3]
-    beside = wd1.weights(jnp.array([*a, [0] * 4], jnp.float32))  # a group of equal rewards
-    assert not beside[1].any() and not wd1.weights(jnp.zeros((1, 4))).any()
+    beside = losses.weights(jnp.array([*a, [0] * 4], jnp.float32))  # a group of equal rewards
+    assert not beside[1].any() and not losses.weights(jnp.zeros((1, 4))).any()
     close(beside[0] / 8, w[0] / 4)
 
 

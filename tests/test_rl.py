@@ -31,15 +31,14 @@ from data.texts import completion_ids, encode_split, split_rows
 from judges import own
 from loop import collapse, evaluation, in_memory, rollout_log, run_rewards, runs, setup
 from loop.start import prepare, with_ids
-from variants import (  # noqa: F401  (estimators)
+from system import kernels
+from variants import (  # noqa: F401
     entropy_bonus,
-    exact,
+    estimators,
     judge,
     moving_reference,
-    quadrature,
     repetition_penalty,
     reward_clip,
-    strata,
 )
 
 KEY = jax.random.key(0)
@@ -323,7 +322,7 @@ def test_log_probs_in_chunks_are_those_of_all_positions_at_once(monkeypatch):
     params = model.init(KEY, cfg.model)
     score = lambda: jax.jit(functools.partial(rl.policy_logp, cfg=cfg))(params, b)
     whole, _ = score()
-    monkeypatch.setattr(diffusion, "LOGITS_BYTES", 4 * cfg.model.vocab_size * 3)
+    monkeypatch.setattr(kernels, "LOGITS_BYTES", 4 * cfg.model.vocab_size * 3)
     np.testing.assert_allclose(score()[0], whole, atol=1e-6)
     assert (whole[:, 2:] < 0).all() and not whole[:, :2].any()
 
@@ -881,7 +880,7 @@ def test_what_was_drawn_is_scored_under_the_distribution_it_was_drawn_from(
     """
     keys = request.getfixturevalue("causal") if kind == "exact" else keys
     if kind == "chunks":  # of 16 positions, too
-        monkeypatch.setattr(diffusion, "LOGITS_BYTES", 64 * 259)
+        monkeypatch.setattr(kernels, "LOGITS_BYTES", 64 * 259)
     cfg = tiny(**{"updates_per_rollout": 2, "kl_beta": 0.1, "batch_size": 8} | keys | filters)
     cfg, _, task, state, batches, _ = one_iteration(cfg)
     score = jax.jit(task.loss)

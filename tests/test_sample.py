@@ -24,7 +24,7 @@ from sample import Plan, generate, row_keys
 from system import kernels, sharding, terminal
 from system.top_p import nucleus
 from tools import complete
-from variants import caches, dream, dynamic, repetition_penalty, static  # noqa: F401
+from variants import caches, repetition_penalty, rules  # noqa: F401
 from variants import entropy as entropy_rule  # noqa: F401
 from variants import factor as factor_rule  # noqa: F401
 
@@ -150,7 +150,7 @@ def test_a_temperature_draws_what_lladas_gumbel_noise_draws_as_often(llada, T):
 # ---- Dream's schedule ----
 def dream_counts(n, steps):
     counts = []
-    for fraction in dream.dream_fractions(steps):
+    for fraction in rules.dream_fractions(steps):
         counts.append(int(np.float32(n - sum(counts)) * fraction))
     return counts
 
@@ -312,7 +312,7 @@ def test_without_a_prompt_a_row_gets_the_tokens_it_gets_alone(order):
 def test_logits_in_chunks_of_positions_give_the_tokens_that_they_give_at_once(plan, monkeypatch):
     z = holes("01______", "0_1_2___", "________")
     x, trace = generate(PARAMS, KEY, z, TINY, plan)
-    monkeypatch.setattr(diffusion, "LOGITS_BYTES", 16 * V * 5)  # 5 positions at a time
+    monkeypatch.setattr(kernels, "LOGITS_BYTES", 16 * V * 5)  # 5 positions at a time
     y, again = generate(PARAMS, KEY, z, TINY, dataclasses.replace(plan, budget=0.2))  # means nothing here but: compile
     np.testing.assert_array_equal(y, x)
     np.testing.assert_array_equal(again["step"], trace["step"])
@@ -479,11 +479,11 @@ def test_sdars_quota_gives_what_is_left_over_to_the_first_steps():
     for steps, shares in ((2, [3, 2]), (3, [2, 2, 1]), (8, [1] * 5 + [1] * 3)):
         for i, share in enumerate(shares):
             b = sample.Block(masked, rank, *[rank] * 2, jnp.full((1, 1), i), jnp.full((1, 1), steps))
-            assert static.static(b, Plan()).sum() == share
+            assert rules.static(b, Plan()).sum() == share
 
 
 def test_no_two_draws_of_a_row_share_a_number_and_padding_on_its_left_changes_none():
-    """Of 40 columns at some of 2**15 steps; the number and the next one make keys."""
+    """Of 40 columns at some of 2**15 steps, for two purposes each."""
     cfg = model.ModelConfig(vocab_size=5, n_layer=1, n_head=1, d_model=8, mask_id=4)
     params, found = model.init(jax.random.key(0), cfg), []
     step = jnp.concatenate([first + jnp.arange(64) for first in (0, 2**14, 2**15 - 64)])
@@ -493,7 +493,7 @@ def test_no_two_draws_of_a_row_share_a_number_and_padding_on_its_left_changes_no
         h, z = jnp.zeros((1, 40, 8)), jnp.full((len(step), T), 4)
         at, *_ = sample.logits_at_positions(params, h, z, w, None, cfg, Plan())
         found.append(np.asarray(at.number))
-    numbers = np.concatenate([found[0], found[0] + 1])
+    numbers = np.concatenate([2 * found[0] + purpose for purpose in (sample.DRAW, sample.ORDER)])
     assert len(np.unique(numbers)) == 2 * 40 * len(step) and (found[0] == found[1]).all()
 
 

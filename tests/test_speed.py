@@ -15,6 +15,7 @@ import rewards
 import sample
 from sample import Plan
 from system import sharding
+from variants import slots
 
 V, EOS, MASK = 6, 4, 5
 TINY = model.ModelConfig(vocab_size=V, n_layer=1, n_head=2, d_model=16, rope_theta=3.0, mask_id=MASK, eos_id=EOS,
@@ -79,7 +80,7 @@ def test_rows_that_take_turns_in_slots_have_the_passes_that_they_have_in_one_bat
     (dict(rule="threshold", cache="dual", block_len=2), 4, 2, "chunks"),
 ])  # fmt: skip
 def test_rows_take_turns_only_where_their_numbers_of_passes_may_differ(changes, n, size, taken, monkeypatch):
-    monkeypatch.setitem(sample.QUEUES, "slots", lambda *_: "slots")
+    monkeypatch.setattr(slots, "in_turn", lambda *_: "slots")
     monkeypatch.setattr(sharding, "in_chunks", lambda *_: "chunks")
     batch = data.Batch(jnp.zeros((n, 4), jnp.int32), jnp.ones((n, 4), bool), None)
     keys, run = sample.row_keys(KEY, n), types.SimpleNamespace(model=TINY)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 import model
 import sample
+from system import settings
 from variants import blocks, caches
-from variants.static import static
+from variants.rules import static
 
 
 def check(cfg, plan):
@@ -140,5 +141,4 @@ def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
     return sample.result(s, passes)
 
 
-sample.SAMPLERS["block_steps"] = fill_in_blocks
-sample.CHECKS["block_steps"] = check
+settings.add(sample.SAMPLERS, block_steps=sample.Sampler(fill_in_blocks, check))

@@ -17,10 +17,8 @@ import jax.numpy as jnp
 
 import diffusion
 import model
-import sample
-from system import kernels, sharding
+from system import kernels, settings, sharding
 from system.sections import Section
-from variants import trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,25 +83,9 @@ def mask_blocks(key, x, maskable, valid, cfg):
     return jnp.where(masked, cfg.mask_id, x), masked, t
 
 
-def step_numbers(counts, inputs):
-    """Number the denoising steps as trace.step_numbers does, those of each block anew, so that one view serves the
-    first step of every block.
-
-    A shifted model predicts the first token of a block from the text before it. So that token needs no view of its own:
-    its step is not numbered, and a view scores it although it does not mask it."""
-    cfg, valid, T = inputs.cfg, inputs.valid, counts.shape[1]
-    begins = first_of_block(valid, T, cfg)
-    counts = counts & jnp.logical_not(begins)
-    block = jnp.broadcast_to(number(valid, T, cfg), counts.shape)
-    mine = inputs.step[..., None]
-    others = inputs.step[:, None]
-    further_left = jnp.tri(T, k=-1, dtype=bool)
-    same_step = (mine == others) & counts[:, None] & further_left
-    repeats = within(block, same_step)
-    leftmost = counts & (repeats == 0)  # of the tokens that one step committed
-    not_later = leftmost[:, None] & (others <= mine)
-    found = within(block, not_later) - 1
-    return found, jnp.where(begins, jnp.maximum(found, 0), found)
+def parts(valid, T, cfg):
+    """Say that each block is filled by itself, and which tokens are predicted from the text before their block."""
+    return number(valid, T, cfg), first_of_block(valid, T, cfg)
 
 
 def packed_mask(cfg, valid, T, first):
@@ -218,8 +200,5 @@ def shifted(text, begin, copies, first, cfg, valid, start):
     return jnp.where(begins, before[:, None], own.reshape(B, n, length, D))
 
 
-model.MASKS["blocks"] = see_blocks
-sample.STEPS["blocks"] = "block_steps"
-diffusion.NOISES["blocks"] = mask_blocks
-diffusion.COPIES["blocks"] = hidden
-trace.NUMBERS["blocks"] = step_numbers
+settings.add(model.MASKS, blocks=see_blocks)
+settings.add(diffusion.NOISES, blocks=diffusion.Noise(mask_blocks, hidden, parts))

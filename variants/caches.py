@@ -1,7 +1,7 @@
 """
 What a sampler need not compute again: keys and values of columns that do not change, or not yet.
 
-A causal model and a block model have exact caches (causal_steps.py, block_steps.py). A bidirectional one has
+A causal model and a block model have exact caches (causal.py, block_steps.py). A bidirectional one has
 Fast-dLLM's two approximate ones (sample.Plan.cache), whose sampler is here: the columns outside the current block are
 computed when the block begins, and then kept. All rows begin their next block together.
 """
@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 import model
 import sample
-from system import sharding
-from variants.causal import moved_right
+from system import settings, sharding
 
 
 class Write(NamedTuple):
@@ -111,7 +110,8 @@ def forward(params, tokens, cfg, positions, mask, cache, write, part=None):
 
 @functools.partial(jax.jit, static_argnames=("cfg", "group"))
 def prefill(params, z, cfg, valid, group):
-    """Make the cache of a causal or block model from one pass over z (B, T), in which every `group` rows are identical.
+    """Make the cache of a causal or block model from one pass over z (B, T), in which every `group` rows are identical
+    (of a causal model: as it reads them, see causal.moved_right).
 
     From a row's first mask on (in a block model, from its block on) it is wrong, and is computed again before it is
     read."""
@@ -120,8 +120,6 @@ def prefill(params, z, cfg, valid, group):
         valid = valid[::group]
     B, T = z.shape
     cache = new_cache(cfg, B, T)
-    if cfg.causal:
-        z, valid = moved_right(z, valid, cfg)
     everything = 0, T
     _, cache = compute(params, z, cfg, valid, cache, everything, Write(0))
     return [jnp.repeat(a, group, 1) for a in cache]
@@ -220,4 +218,4 @@ def fill_with_cache(params, keys, z, cfg, plan, valid, group):
     return sample.result(s, distinct_steps(s.step))
 
 
-sample.SAMPLERS["caches"] = fill_with_cache
+settings.add(sample.SAMPLERS, caches=sample.Sampler(fill_with_cache))

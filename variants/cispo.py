@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 import grpo
-from system import sections
+from system import sections, settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,4 +28,4 @@ def metrics(ratio, batch, cfg):
     return {"cispo_clip_ratio": batch.mean((ratio > cap_of(cfg)) & (batch.adv[:, None] > 0))}
 
 
-grpo.LOSSES["cispo"] = grpo.Loss(cispo, grpo.per_token, metrics)
+settings.add(grpo.LOSSES, cispo=grpo.Loss(cispo, grpo.per_token, metrics))

@@ -4,7 +4,7 @@ import dataclasses
 import jax.numpy as jnp
 
 import sample
-from system import sections
+from system import sections, settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,4 +22,4 @@ def entropy(b, plan):
     return within | (b.rank == 0)
 
 
-sample.RULES["entropy"] = entropy
+settings.add(sample.RULES, entropy=entropy)

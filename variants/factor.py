@@ -4,7 +4,7 @@ import dataclasses
 import jax.numpy as jnp
 
 import sample
-from system import sections
+from system import sections, settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,4 +22,4 @@ def factor(b, plan):
     return (b.rank < failing.min(1, keepdims=True))
 
 
-sample.RULES["factor"] = factor
+settings.add(sample.RULES, factor=factor)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import model
-from system import kernels
+from system import kernels, settings
 from system.sections import Section
 
 
@@ -67,5 +67,5 @@ def logits(x, cfg):
     return kernels.soft_cap(x, cfg.logit_cap)
 
 
-model.MLPS["gemma"] = model.Mlp(shapes, mlp, model.one_stack)
-model.NETWORKS["gemma"] = model.Network(1, embedded, scores, logits)
+settings.add(model.MLPS, gemma=model.Mlp(shapes, mlp, model.one_stack))
+settings.add(model.NETWORKS, gemma=model.Network(1, embedded, scores, logits))

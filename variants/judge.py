@@ -24,7 +24,7 @@ import sample
 from checkpoints import checkpoint
 from data import texts
 from judges.model_judge import encode, rate, sigmoid
-from system import sharding
+from system import settings, sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,4 +291,4 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
     return rl.Task(init, iterate, part_loss, evaluate, len(train["better"]), best_metric)
 
 
-rl.OBJECTIVES["judge"] = judge_task
+settings.add(rl.OBJECTIVES, judge=judge_task)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import model
-from system import kernels, placement, sharding
+from system import kernels, placement, settings, sharding
 from system.sections import Section
 
 ROUTINGS = "softmax", "sigmoid"
@@ -169,4 +169,4 @@ def multiply_tiles(x, w, expert):
     return jnp.einsum("mri,mio->mro", x, w[expert])
 
 
-model.MLPS["moe"] = model.Mlp(shapes, apply, stacks)
+settings.add(model.MLPS, moe=model.Mlp(shapes, apply, stacks))

@@ -9,6 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 import model
+from system import settings
 from system.sections import Section
 
 
@@ -44,4 +45,4 @@ def frequencies(theta, size, scaling):
     return frequency * (keep + (1 - keep) / factor)
 
 
-model.ROTARY["rope"] = rotary
+settings.add(model.ROTARY, rope=rotary)

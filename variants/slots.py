@@ -94,6 +94,3 @@ def result(s, since):
     from step 0, which all rows take before the slots."""
     step = jnp.where(s.step > 0, s.step - since[:, None], s.step)
     return s.z, step, s.logp
-
-
-sample.QUEUES["slots"] = in_turn

@@ -1,8 +1,7 @@
 """
-wd1 (2507.08838): a weighted likelihood, without a ratio to an old policy:  --loss_type=wd1 --adv_negative=1
-
-Two softmax functions over the batch make weights of the advantages: one pulls the better completions up, the other
-pushes the worse ones down.
+More losses (--loss_type): TRL's bnpo, the mean over micro-batches of the mean over tokens, and wd1 (2507.08838, with
+--adv_negative=1), a weighted likelihood without a ratio to an old policy. Two softmax functions over the batch make its
+weights of the advantages: one pulls the better completions up, the other pushes the worse ones down.
 """
 import dataclasses
 
@@ -11,11 +10,12 @@ import jax.numpy as jnp
 
 import config
 import grpo
+from system import settings
 
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    """There are none: the name of the loss says it all."""
+    """There are none: the name of a loss says it all."""
 
     def between_keys(self, c):
         yield (c.loss_type == "wd1" and c.ratio_level != "none",
@@ -49,4 +49,18 @@ def weighted_likelihood(ratio, logp, adv, cfg):
     return -adv * logp
 
 
-grpo.LOSSES["wd1"] = grpo.Loss(weighted_likelihood, grpo.summed)
+def per_token_of_micro_batch(mask, max_len, micro_batches):
+    """bnpo: weigh tokens (B, T) so that every micro-batch counts the same, and so do the tokens within one: the loss is
+    the mean over micro-batches of sum / number of tokens."""
+    parts = mask.reshape(micro_batches, -1)
+    tokens = parts.sum(1, keepdims=True)
+    weights = parts / jnp.maximum(tokens, 1)
+    weights = weights / micro_batches
+    return weights.reshape(mask.shape)
+
+
+settings.add(
+    grpo.LOSSES,
+    wd1=grpo.Loss(weighted_likelihood, grpo.summed),
+    bnpo=grpo.Loss(grpo.clipped, per_token_of_micro_batch, grpo.clip_metrics),
+)

@@ -1,8 +1,12 @@
-"""Dream's rule: a growing share of the masks at each step:  --rule=dream --tempered=True"""
+"""
+More rules of how many masks to fill at a step (--rule): `dream` (with --tempered=True), and SDAR's two, `static` and
+`dynamic`.
+"""
 import jax.numpy as jnp
 import numpy as np
 
 import sample
+from system import settings
 
 
 def dream_fractions(steps):
@@ -26,5 +30,17 @@ def dream(b, plan):
     return is_last | (b.rank < share.astype(jnp.int32))
 
 
-sample.RULES["dream"] = dream
-sample.SCHEDULED.add("dream")
+def static(b, plan):
+    """SDAR: in each step an equal share of the block's length, at least one. If a prompt fills the beginning of the
+    block, its masks are used up in fewer steps."""
+    L = b.masked.shape[1]
+    share = L // b.steps + (b.i < L % b.steps)
+    return (b.rank < jnp.maximum(share, 1))
+
+
+def dynamic(b, plan):
+    """SDAR's other rule: what `static` says, and every other token that is more probable than plan.threshold."""
+    return static(b, plan) | (b.confidence > plan.threshold)
+
+
+settings.add(sample.RULES, dream=dream, static=static, dynamic=dynamic)

@@ -1,0 +1,137 @@
+"""How files of variants/ add to the tables of the core, and what happens when somebody sets a name."""
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import config
+import diffusion
+import grpo
+import model
+import rl
+import sample
+from system import settings
+from variants import blocks, cispo
+
+KEY = jax.random.key(0)
+TINY = model.ModelConfig(vocab_size=9, n_layer=1, n_head=1, d_model=8, mask_id=8)
+
+
+def steps_taken(**plan):
+    params, z = model.init(KEY, TINY), jnp.full((1, 6), 8)
+    return sample.generate(params, KEY, z, TINY, sample.Plan(**plan))[1]["n_steps"]
+
+
+def test_a_rule_that_is_defined_again_in_the_same_process_is_used(monkeypatch):
+    monkeypatch.setitem(sample.RULES, "mine", lambda b, plan: b.rank < 1)
+    assert steps_taken(rule="mine") == 6
+    sample.RULES["mine"] = lambda b, plan: b.rank < 2
+    assert steps_taken(rule="mine") == 3
+    del sample.RULES["mine"]
+    sample.RULES["mine"] = lambda b, plan: b.rank < 3
+    assert steps_taken(rule="mine") == 2
+
+
+def test_an_order_that_is_defined_again_is_used(monkeypatch):
+    def last(logits, token, keys, column):
+        return column.astype(jnp.float32)
+
+    def first_filled():
+        params, z = model.init(KEY, TINY), jnp.full((1, 6), 8)
+        return sample.generate(params, KEY, z, TINY, sample.Plan(order="mine", steps=6))[1]["step"][0].argmin()
+
+    monkeypatch.setitem(sample.ORDERS, "mine", sample.left)
+    assert first_filled() == 0
+    sample.ORDERS["mine"] = last
+    assert first_filled() == 5
+
+
+def test_an_estimator_that_is_defined_again_is_used_and_its_views_are_counted(monkeypatch):
+    def of(n):
+        def estimator(key, completion, inputs):
+            masked = jnp.repeat(completion[None], n, 0)
+            return masked, masked, completion
+
+        return estimator
+
+    there = jnp.ones((2, 6), bool)
+    rollout = rl.Rollout(there * 1, None, there, there, there * 0, there * 0.0, there[:, 0])
+    for n in (3, 4):
+        monkeypatch.setitem(diffusion.ESTIMATORS, "mine", of(n))
+        cfg = config.Config(objective="grpo", init_from="a", logp_est="mine", logp_views=5)
+        assert n in rl.draw_views(KEY, rollout, cfg).masked.shape and config.n_views(cfg) == n
+
+
+def test_a_mask_that_is_defined_again_is_used(monkeypatch):
+    cfg = model.ModelConfig(vocab_size=9, n_layer=1, n_head=1, d_model=8, mask_id=8, use=(blocks.Shape(2),))
+    params, z, logits = model.init(KEY, cfg), jnp.arange(6)[None], jax.jit(model.logits, static_argnames="cfg")
+    in_blocks = logits(params, z, cfg)
+    monkeypatch.setitem(model.MASKS, "blocks", model.see_all)
+    assert (logits(params, z, cfg) != in_blocks).any()
+
+
+def mine(*_):
+    """Stand for a function of a user."""
+
+
+@pytest.mark.parametrize("table, name", [(sample.RULES, "dream"), (diffusion.ESTIMATORS, "trace"),
+                                         (grpo.LOSSES, "bnpo"), (sample.SAMPLERS, "caches")])  # fmt: skip
+def test_a_name_that_a_user_has_set_stays_theirs_when_the_file_that_has_it_is_imported_later(table, name, monkeypatch):
+    assert settings.plugged(table, name)
+    file = settings.written_in(table[name])
+    monkeypatch.setitem(table, name, mine)
+    monkeypatch.delitem(sys.modules, f"variants.{file}")
+    monkeypatch.setattr(sys.modules["variants"], file, None)  # which is restored, as the import sets it
+    with pytest.raises(ValueError, match="rule='nowhere': one of"):  # this imports all variants
+        sample.Plan(rule="nowhere")
+    assert f"variants.{file}" in sys.modules and table[name] is mine
+
+
+def test_a_loss_of_a_user_turns_on_no_variant_of_its_name(monkeypatch):
+    monkeypatch.setitem(grpo.LOSSES, "nll", grpo.Loss(mine, grpo.per_token))
+    assert config.Config(objective="grpo", init_from="a", loss_type="nll").use == ()
+    monkeypatch.setitem(grpo.LOSSES, "like_cispo", grpo.Loss(mine, grpo.per_token, cispo.metrics))
+    assert config.Config(objective="grpo", init_from="a", loss_type="like_cispo").use == (cispo.Keys(),)
+
+
+WITHOUT = """
+import glob, sys
+from pathlib import Path
+
+class Hide:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == f"variants.{sys.argv[1]}":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hide)
+import config, sample
+from system import settings
+
+def said(fn, *args):
+    try:
+        fn(*args)
+    except ValueError as e:
+        return str(e)
+
+for path in map(Path, sorted(glob.glob("variants/*.py"))):
+    if wrong := said(settings.load, f"variants.{path.stem}"):
+        print(wrong)
+for path in glob.glob("config/[!_]*.py"):
+    if wrong := said(config.read_file, path):
+        print(wrong)
+assert said(config.load, ["config/sudoku_grpo.py"]) is None
+assert "one of quota" in said(lambda: sample.Plan(rule="nowhere"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", sorted(path.stem for path in Path("variants").glob("*.py")))
+def test_without_a_file_all_works_but_what_imports_it_or_names_what_it_has(file):
+    done = subprocess.run([sys.executable, "-c", WITHOUT, file], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    names = {file} | {name for name, of in settings.FILES.items() if of == file}
+    assert all(any(name in line for name in names) for line in done.stdout.splitlines()), done.stdout
