@@ -39,10 +39,13 @@ def parse(code: str) -> tuple[float, ast.Module | None]:
 
 
 def answer(text: str) -> str:
-    """Return a completion without its reasoning, <think> ... </think>, and without a byte order mark."""
+    """Return a completion without its reasoning, <think> ... </think>, without a byte order mark, and without what
+    stands around [BEGIN] and [DONE], the marks of MBPP's examples."""
     head, end, tail = text.partition("</think>")
     reasoned = end and ("<think>" in head or "```" not in head)
-    return (tail if reasoned else text).lstrip("\ufeff")
+    text = (tail if reasoned else text).lstrip("\ufeff")
+    begun, marked = re.match(r"\s*\[BEGIN\]\n?", text), re.split(r"^\[DONE\]", text, maxsplit=1, flags=re.M)[0]
+    return marked[begun.end() :] if begun else marked
 
 
 def blocks(text: str, language: str = "python") -> list[Block]:
@@ -91,6 +94,24 @@ def dedent(code):
     first = next(line for line in code.split("\n") if line.strip())
     width = len(first) - len(first.lstrip())
     return re.sub(rf"^[ \t]{{0,{width}}}", "", code, flags=re.M)
+
+
+def code_of_prompt(prompt: str) -> tuple[str, bool]:
+    """Return the Python code of a prompt: its last fenced block that is not blank, or what follows its sentences if it
+    has no block; and True if the prompt ends within a block, so that a completion goes on there."""
+    if found := blocks(prompt):
+        return next((block.code for block in reversed(found) if block.code.strip()), ""), not found[-1].closed
+    lines = prompt.split("\n")
+    if not begins_code(prompt):
+        for i in itertools.islice((i for i, line in enumerate(lines) if CODE.match(line)), TRIES):
+            if begins_code(rest := "\n".join(lines[i:])):
+                return rest, False
+    return prompt, False
+
+
+def begins_code(text):
+    """True if a text parses as Python, perhaps without the body of its last function."""
+    return any(parse(text + more)[1] for more in ("", "\n    pass", "\n        pass"))
 
 
 def between_sentences(text: str) -> str:

@@ -102,15 +102,18 @@ def definition(code: str, name: str, language: str = "python") -> re.Match | Non
 def program(prompt: str, completion: str, entry: str | None = None, language: str = "python") -> str:
     """Return the program a completion means: its fenced block or itself, if that defines `entry`; else prompt + code.
 
-    Of several blocks it is the last that defines `entry`, with those that have what it lacks, else the first. Imports
-    and helpers of the prompt come along. A block without `entry` stands alone if the prompt does not begin `entry`
+    Of several blocks it is the last that defines `entry`, with those that have what it lacks, else the first; without
+    `entry` the last that does something. Imports and helpers of the prompt come along. A block without `entry` stands alone if the prompt does not begin `entry`
     either. `entry` is by default the last function of a Python prompt; if there is none, the code stands alone."""
+    if language == "python":
+        prompt, goes_on = fences.code_of_prompt(prompt)
+        completion = "```python\n" * goes_on + completion
     if not entry and language == "python":
         entry = (re.findall(r"^(?:async[ \t]+)?def[ \t]+(\w+)", prompt, re.M) or [None])[-1]
     text, blocks = fences.answer(completion), [block.code for block in fences.blocks(completion, language)]
     code = blocks[0] if blocks else text
     if not entry:
-        return code
+        return next(filter(does_something, reversed(blocks)), code) if language == "python" else code
     entry = re.split(r"\W", entry)[0]  # of Solution().twoSum
     if chosen := [i for i, block in enumerate(blocks) if definition(block, entry, language)]:
         code = with_missing(blocks, chosen[-1]) if language == "python" else blocks[chosen[-1]]
@@ -121,6 +124,12 @@ def program(prompt: str, completion: str, entry: str | None = None, language: st
     if not definition(code, entry, language):
         return futures_first(prompt + code) if begun or not blocks else code
     return futures_first(given_by(prompt, begun) + code) if language == "python" else code
+
+
+def does_something(code):
+    """True if code parses and calls a function: it is no header, and not the output that an answer shows."""
+    tree = parse(code)[1]
+    return tree is not None and any(isinstance(node, ast.Call) for node in ast.walk(tree))
 
 
 def given_by(prompt, begun):
@@ -161,7 +170,7 @@ def add_helpers(prompt: str, tests: list | None, entry: str, language: str = "py
     tests, given = list(tests or []), {}
     if not entry or language != "python":
         return tests
-    entry = re.split(r"\W", entry)[0]
+    entry, prompt = re.split(r"\W", entry)[0], fences.code_of_prompt(prompt)[0]
     begun = definition(prompt, entry)
     before = prompt[: begun.start()] if begun else given_by(prompt, None)
     if not before.strip() and not begun or begun and not begun[0].startswith(("def", "async")):

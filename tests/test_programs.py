@@ -350,13 +350,32 @@ def test_the_reference_solutions_of_humaneval_all_pass():
     solutions = [row["canonical_solution"] for row in rows]
     assert programs.tests(prompts, solutions, tests, entries) == [1] * 164
     own = [prompt[prompt.rindex("def " + entry):] for prompt, entry in zip(prompts, entries, strict=True)]
-    fenced = [f"Sure:\n```python\n{head}{body}```" for head, body in zip(own, solutions, strict=True)]
+    own = [head + body for head, body in zip(own, solutions, strict=True)]
+    fenced = [f"Sure:\n```python\n{code}```" for code in own]
     assert programs.tests(prompts, fenced, tests, entries) == [1] * 164     # its imports and helpers come along
+    asked, marked = "Complete this Python function:\n\n", [f"[BEGIN]\n{code}\n[DONE]\n\nmore" for code in own]
+    for before, after, answers in (
+        (asked, "", solutions), (asked, "", marked), (asked + "```python\n", "```\n", fenced),
+        (asked + "```python\n", "", [f"{body}```\nThis works." for body in solutions]),  # the prompt's fence is open
+        (asked + "```python\n", "```\nHere it is:\n```python\n", [f"{code}\n```\nThis works." for code in own]),
+    ):
+        given = [before + prompt + after for prompt in prompts]
+        assert programs.tests(given, answers, tests, entries) == [1] * 164, (before, after)
     assert programs.syntax(prompts, solutions, entries) == [1] * 164
     for body in "x", "0":       # 38 and 50 undo what the prompt does; in 32 its polynomial must be 0
         names = [re.findall(r"^def (\w+)", prompt, re.M) for prompt in prompts]
         lies = ["```\n" + "".join(f"def {n}(x, *_): return {body}\n" for n in row) + "```" for row in names]
         assert programs.tests(prompts, lies, tests, entries) == [0] * 164
+        assert programs.tests([asked + prompt for prompt in prompts], lies, tests, entries) == [0] * 164
+
+
+@pytest.mark.parametrize("blocks, which", [
+    (["import sys", "n = int(input())\nprint(2 * n)"], 1), (["print(int(input()) * 2)", "4"], 0),
+    (["print(input())", "print(int(input()) * 2)"], 1), (["print(int(input()) * 2)", "print(int(input() * 2"], 0),
+])  # fmt: skip
+def test_without_a_function_the_last_block_that_does_something_is_the_program(blocks, which):
+    text = "\n".join(f"So:\n```python\n{code}\n```" for code in blocks)
+    assert programs.program("Read a number, print its double.", text) == blocks[which] + "\n"
 
 
 def test_languages_are_known_by_their_usual_spellings():
