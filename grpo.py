@@ -104,7 +104,7 @@ class LossConfig:
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     kl_beta: float = 0.0  # weight of the KL to the reference; 0: no reference needed
     kl_est: str = "k3"  # one of KLS
-    own: Any = None  # the settings of a loss in variants/
+    use: tuple[Any, ...] = ()  # the keys of variants, see system/sections.py
 
 
 def clamp(x, low, high):

@@ -336,7 +336,7 @@ def loss_config(cfg) -> grpo.LossConfig:
         clip_high=cfg.clip_high,
         kl_est=cfg.kl_est,
         kl_beta=cfg.kl_beta,
-        own=next((s for s in cfg.use if config.variant_of(s) == cfg.loss_type), None),  # of a loss in variants/
+        use=cfg.use,
     )
 
 

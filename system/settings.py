@@ -69,15 +69,14 @@ FILES = {
     "wd1": "losses",
     "bnpo": "losses",
 }
-ADDED: dict[tuple[int, str], Any] = {}  # {(id of a table, name): what a file has added}
 
 
 def add(table: dict[str, Any], **functions: Any) -> None:
     """Add the functions of a file of variants/ to a table. A name that somebody has set stays theirs, whether they set
     it before the file was imported or after."""
     for name, function in functions.items():
-        if name not in table or table[name] is ADDED.get((id(table), name)):
-            table[name] = ADDED[id(table), name] = function
+        if name not in table or written_in(table[name]) == written_in(function):
+            table[name] = function
 
 
 def plugged(table: Collection[str], name: Any) -> bool:
@@ -93,8 +92,7 @@ def written_in(entry: Any) -> str:
     """Return the name of the file of variants/ that the function of a table is written in, or one of a record's; ""
     if it is written elsewhere."""
     functions = entry if isinstance(entry, tuple) else (entry,)
-    modules = [getattr(function, "__module__", "").partition("variants.") for function in functions]
-    return max(file for _, _, file in modules)
+    return max(f.__module__.partition("variants.")[2] for f in functions if callable(f))
 
 
 def variant_of(section: Any) -> str:

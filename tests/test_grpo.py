@@ -266,7 +266,7 @@ def test_a_ratio_that_lies_on_a_bound_has_the_gradient_that_torch_gives_it(A):
 
 def test_cispos_weight_stops_at_its_cap_but_never_its_gradient():
     for A in (GOOD, BAD):
-        capped = LossConfig("cispo", own=cispo.Keys(cispo_cap=3.0))
+        capped = LossConfig("cispo", use=(cispo.Keys(cispo_cap=3.0),))
         close(at(RHO, A, capped), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
 
 
@@ -635,7 +635,7 @@ def test_cispo_counts_ratios_beyond_its_cap_on_completions_that_are_pushed_up():
     some = jnp.full((3, 2), 1 / 6)
     batch = LossBatch(jnp.array([1.0, 0.0, -1.0]), some > 0, some, some)
     ratio = jnp.array([[5.0, 5.1]] * 3)
-    metrics = grpo.ratio_metrics(ratio, batch, LossConfig(loss="cispo", own=cispo.Keys(cispo_cap=5.0)))
+    metrics = grpo.ratio_metrics(ratio, batch, LossConfig(loss="cispo", use=(cispo.Keys(cispo_cap=5.0),)))
     close(metrics["cispo_clip_ratio"], 1 / 6)
 
 

@@ -122,7 +122,7 @@ def prefill(params, z, cfg, valid, group):
     cache = new_cache(cfg, B, T)
     everything = 0, T
     _, cache = compute(params, z, cfg, valid, cache, everything, Write(0))
-    return [jnp.repeat(a, group, 1) for a in cache]
+    return for_all_rows(cache, group)
 
 
 def distinct_steps(step):

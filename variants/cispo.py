@@ -13,19 +13,14 @@ class Keys(sections.Section):
     cispo_cap: float = sections.key(5.0, "loss_type=cispo: largest weight of a ratio", sections.POSITIVE)
 
 
-def cap_of(cfg):
-    """Return the cap of a LossConfig."""
-    return (cfg.own or Keys()).cispo_cap
-
-
 def cispo(ratio, logp, adv, cfg):
     """CISPO: the ratio is a weight with a cap, so that log p never loses its gradient."""
-    return -jax.lax.stop_gradient(jnp.minimum(ratio, cap_of(cfg))) * adv * logp
+    return -jax.lax.stop_gradient(jnp.minimum(ratio, Keys.of(cfg).cispo_cap)) * adv * logp
 
 
 def metrics(ratio, batch, cfg):
     """Measure how many ratios have the cap as their weight."""
-    return {"cispo_clip_ratio": batch.mean((ratio > cap_of(cfg)) & (batch.adv[:, None] > 0))}
+    return {"cispo_clip_ratio": batch.mean((ratio > Keys.of(cfg).cispo_cap) & (batch.adv[:, None] > 0))}
 
 
 settings.add(grpo.LOSSES, cispo=grpo.Loss(cispo, grpo.per_token, metrics))
