@@ -140,12 +140,12 @@ class Noise(NamedTuple):
     parts: Callable = one_part
 
 
-NOISES = settings.Table(rows=Noise(mask_rows))
+NOISES = settings.Table(all=Noise(mask_rows))  # by ModelConfig.mask
 
 
 def noise_of(cfg):
-    """Return the Noise of a ModelConfig."""
-    return model.chosen(NOISES, cfg, "rows")
+    """Return the Noise of a ModelConfig. Models with a mask that is not here are masked as rows, too."""
+    return NOISES.get(cfg.mask, NOISES["all"])
 
 
 def draw_masks(key, batch, cfg, norm):
@@ -348,7 +348,7 @@ ESTIMATORS = settings.Table(
 def views(key: jax.Array, name: str, completion: jax.Array, **inputs) -> Views:
     """Draw the views of the estimator of this name. completion (B, T): True on the tokens that the model wrote; inputs:
     fields of EstimatorInputs."""
-    model.plugged(ESTIMATORS, name)
+    settings.plugged(ESTIMATORS, name)
     masked, w, share = ESTIMATORS[name](key, completion, EstimatorInputs(**inputs))
     return Views(masked, w.astype(jnp.float32), share.astype(jnp.float32))
 

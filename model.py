@@ -4,7 +4,7 @@ attention, cache writes) is in system/kernels.py.
 
 One Llama-family block serves denoisers (bidirectional, with a mask token), judges (a head of width 1) and
 autoregressive models. LLaDA, Dream, Llama, Qwen2 and Qwen3 are this network with other switches and under other tensor
-names (checkpoints/huggingface.py). Models that differ in more have another entry in one of five tables: who sees whom
+names (checkpoints/huggingface.py). Models that differ in more name another entry of one of five tables: who sees whom
 (MASKS), which state a token is predicted from (READS), what stands in place of the mlp (MLPS), how positions turn
 (ROTARY), and what is scaled or capped around all of that (NETWORKS). A file of variants/ adds its entries when a model
 needs it.
@@ -15,13 +15,13 @@ Shape letters used in the whole repository:
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from system import kernels, sections, settings, sharding
-from system.settings import Sections, Table, plugged
+from system.settings import Table
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
 # costs nothing, and unrolled blocks copy their weights (28 in eights: 1.28 times the parameters in a forward pass).
@@ -29,18 +29,8 @@ UNROLLED = 8
 NEVER = kernels.NEVER  # the logit of a token that must not be chosen
 
 
-def chosen(table, cfg, default):
-    """Return the entry of a table that bears the name of a variant of the model, or else that of `default`. ValueError
-    if two variants have one."""
-    names = cfg.causal and "causal", *map(settings.variant_of, cfg.use)
-    found = [name for name in names if name in table]
-    if len(found) > 1:
-        raise ValueError(f"{' and '.join(found)} exclude each other in a model: they change the same part of it")
-    return table[found[0] if found else default]
-
-
 @dataclasses.dataclass(frozen=True)
-class ModelConfig(Sections, metaclass=sections.Shaped):
+class ModelConfig:
     vocab_size: int = 259  # V: every id there is, mask, padding and end of text included
     n_layer: int = 4  # L, blocks
     n_head: int = 4  # H, attention heads
@@ -64,15 +54,32 @@ class ModelConfig(Sections, metaclass=sections.Shaped):
     end_ids: tuple[int, ...] = ()  # other tokens that end a text, such as the end of a turn in a chat
     pad_id: int | None = None  # fills a prompt on its left
     bos_id: int | None = None  # begins a text, in models that have it
-    use: tuple[Any, ...] = ()  # the settings of variants, see Sections
+    mlp: str = "dense"  # what stands in place of the mlp, an entry of MLPS; a Shape in `use` may bring these names
+    mask: str = "all"  # who sees whom, of MASKS
+    read: str = "own"  # the state that a token is predicted from, of READS; causal and shift bring theirs
+    rotary: str = "plain"  # how positions turn, of ROTARY
+    network: str = "plain"  # what is scaled and capped, of NETWORKS
+    use: tuple[Any, ...] = ()  # the Shapes of variants, as in (blocks.Shape(block=4),)
+    kind: ClassVar[str] = "Shape"  # of the sections in `use`
 
     def __post_init__(self):
         settings.check_types(self)
+        object.__setattr__(self, "use", sections.in_order(self.use, self.kind))
+        for field, name in sections.settle(self, PARTS).items():
+            object.__setattr__(self, field, name)
         settings.check(self, settings.rules_of_a_model, *(section.between_keys for section in self.use))
-        if self.causal and not plugged(READS, "causal"):
-            raise ValueError("no variants/causal.py adds 'causal', which such a model needs")
-        for table in (MLPS, MASKS, READS, NETWORKS, ROTARY):
-            chosen(table, self, next(iter(table)))
+
+    def brought(self):
+        """List who says which entries this model has: [(who, {field: name}), ...]."""
+        own = [("shift=True", {"read": "shifted"})] if self.shift else []
+        if self.causal:
+            own = [("causal=True", {"mask": "causal", "read": "causal"})]
+        return own + [(f"{settings.variant_of(section)}.Shape", section.brings) for section in self.use]
+
+    @property
+    def block(self):
+        """Return the length of the blocks that this model fills one after the other; None: it has none."""
+        return next((section.block for section in self.use if section.block), None)
 
     @property
     def ends(self):
@@ -100,7 +107,7 @@ def shapes(cfg: ModelConfig, n_out: int | None = None) -> dict:
     n_out: the width of the head (None: the vocabulary; 1: a judge)."""
     L, D, V = cfg.n_layer, cfg.d_model, cfg.vocab_size
     Q, KV = cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
-    mlp = chosen(MLPS, cfg, "dense").shapes(cfg)
+    mlp = MLPS[cfg.mlp].shapes(cfg)
     blocks = {
         "attn_norm": (L, D), "q": (L, D, Q), "k": (L, D, KV), "v": (L, D, KV), "o": (L, Q, D), "mlp_norm": (L, D), **mlp
     }  # fmt: skip
@@ -233,7 +240,7 @@ def block(x, w, cfg, rotation, attend, part=None):
     mixed = attend(q, k, heads(h, "v"))
     out = linear(mixed, w, "o")
     x = columns(x, part) + (norm(out, "attn_out_norm") if "attn_out_norm" in w else out)
-    return x + chosen(MLPS, cfg, "dense").apply(norm(x, "mlp_norm"), w, cfg)
+    return x + MLPS[cfg.mlp].apply(norm(x, "mlp_norm"), w, cfg)
 
 
 class Mlp(NamedTuple):
@@ -290,7 +297,7 @@ def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part
     function of a layer's number that returns its Scores."""
     j = jnp.arange(z.shape[1])[None, None]
     i = columns(j[0], part)[..., None]
-    far = chosen(MASKS, cfg, "all")(i, j, z, valid, cfg, part)
+    far = MASKS[cfg.mask](i, j, z, valid, cfg, part)
     if valid is not None:  # padding sees itself: a softmax over nothing would be 0 / 0
         text = valid[:, None]
         far = text if far is None else far & (text | (i == j))
@@ -342,7 +349,7 @@ NETWORKS = Table(plain=Network(0, unchanged, equal_layers, unchanged))
 
 def network(cfg):
     """Return the Network of a ModelConfig."""
-    return chosen(NETWORKS, cfg, "plain")
+    return NETWORKS[cfg.network]
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------
@@ -355,7 +362,7 @@ def forward(params, tokens, cfg, positions, mask, part=None, attention=attention
     of these columns are returned (and, with up to UNROLLED blocks, computed in the last one). attention: that of packed
     rows is another (variants/blocks.py)."""
     params = prepared(params, cfg)
-    rotation = chosen(ROTARY, cfg, "plain")(positions, cfg)
+    rotation = ROTARY[cfg.rotary](positions, cfg)
 
     def layer(x, inputs, part=None):
         w, i = inputs
@@ -404,7 +411,7 @@ def run_layers(layer, carry, weights, cfg, part):
     if cfg.remat:
         layer = jax.checkpoint(layer)
         last_layer = jax.checkpoint(last_layer)
-    *first_layers, layers = chosen(MLPS, cfg, "dense").stacks(weights, cfg)
+    *first_layers, layers = MLPS[cfg.mlp].stacks(weights, cfg)
     for others in first_layers:
         carry, _ = jax.lax.scan(layer, carry, others, unroll=True)
     if part is None or not unroll:
@@ -446,6 +453,7 @@ def state_before(params, z, cfg, valid, start, length):
 
 
 READS = Table(own=own_state, shifted=state_before)
+PARTS = {"mlp": MLPS, "mask": MASKS, "read": READS, "rotary": ROTARY, "network": NETWORKS}  # by fields of ModelConfig
 
 
 def hidden(params, z, cfg, valid=None, start=0, length=None):
@@ -454,7 +462,7 @@ def hidden(params, z, cfg, valid=None, start=0, length=None):
 
     length None: up to the end. `start` may be traced, and (B,) if rows differ (then give length)."""
     length = z.shape[1] - start if length is None else length
-    return chosen(READS, cfg, "shifted" if cfg.shift else "own")(params, z, cfg, valid, start, length)
+    return READS[cfg.read](params, z, cfg, valid, start, length)
 
 
 def shifted(h, first, start, length, valid):

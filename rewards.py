@@ -452,7 +452,7 @@ def apply_pass_at(values, cfg):
 
 
 def right(scored: Any, adv: Any, cfg: Any) -> np.ndarray:
-    """Tell which completions are right (B,), for nll_coef: those whose first reward reaches pass_at, whatever their
+    """Tell which completions are right (B,), for nll.coef: those whose first reward reaches pass_at, whatever their
     advantages (N, G); without pass_at, those with an advantage above 0."""
     if cfg.pass_at is None:
         return np.asarray(adv > 0).reshape(-1)

@@ -6,8 +6,7 @@ The steps of reinforcement learning with GRPO. train.py puts them together: `tra
 
 After `select_completions`, M completions learn. In a Minibatch and in the loss, B is the size of one.
 
-A variant changes these steps in the runs that use it, by methods of its keys (system/sections.py: Section has them all)
-and by what it adds to the loss (TERMS).
+A variant changes these steps in the runs that use it, by methods of its keys (Section in system/sections.py).
 """
 
 import functools
@@ -25,7 +24,6 @@ import diffusion
 import grpo
 import rewards
 import sample
-from config import used
 from data.texts import completion_ids
 from system import sharding
 
@@ -92,7 +90,7 @@ class Chosen(NamedTuple):
     rollout: Rollout
     advantage: jax.Array  # (M,)
     which: jax.Array  # (M,) the number of each among all that were written
-    extra: dict  # {name: (M,)} what TERMS need of them
+    extra: dict  # {name: (M,)} what `terms` need of them
 
 
 class Minibatch(NamedTuple):
@@ -108,7 +106,7 @@ class Minibatch(NamedTuple):
     old_logp: jax.Array | None = None
     ref_logp: jax.Array | None = None  # (B, T) under the reference; None: the loss has no KL
     which: jax.Array | None = None  # (B,) the number of each completion among all that were written
-    extra: Any = None  # {name: (B, T)} of the TERMS that need something of each token
+    extra: Any = None  # {name: (B, T)} of the `terms` that need something of each token
 
 
 # ---- what variants add, and what they train --------------------------------------------------------------------------
@@ -123,7 +121,9 @@ class Term(NamedTuple):
     of_entropy: bool = False  # True if the loss needs the gradient of the entropy
 
 
-TERMS: dict[str, Term] = {}
+def terms(cfg):
+    """Return what the variants of a run add to the loss {name: Term}."""
+    return {config.variant_of(section): section.term for section in cfg.use if section.term}
 
 
 def freezing(cfg):
@@ -195,8 +195,8 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok) -> Scored:
 
 def select_completions(found: Scored, adv, cfg) -> Chosen:
     """Apply the credit of variants and adv_negative to the advantages (N, G), and keep the M completions whose are the
-    largest in size. What TERMS need is computed first, from the advantages as they were."""
-    needed = {name: term.of_completions for name, term in used(TERMS, cfg).items()}
+    largest in size. What `terms` need is computed first, from the advantages as they were."""
+    needed = {name: term.of_completions for name, term in terms(cfg).items()}
     extra = {name: of_completions(found, adv, cfg) for name, of_completions in needed.items() if of_completions}
     for section in cfg.use:
         adv = section.credit(found, adv, cfg)
@@ -234,7 +234,7 @@ def as_drawn(r: Rollout, cfg):
     """Make the function say(logits (N, V), tokens (N,), diffusion.Place) -> log p, entropy (N,), under the distribution
     that tokens are drawn from."""
     plan = sample.plan(cfg, cfg.temperature)
-    of_entropy = any(term.of_entropy for term in used(TERMS, cfg).values())
+    of_entropy = any(term.of_entropy for term in terms(cfg).values())
 
     def say(logits, x, place):
         for section in cfg.use:
@@ -286,7 +286,7 @@ def new_minibatch(c: Chosen, views, cfg) -> Minibatch:
     b = Minibatch(r, views, c.advantage, weights, metric_weight, which=c.which)
     extra: dict[str, Any] = {}
     for name, values in c.extra.items():
-        of_tokens = TERMS[name].of_tokens
+        of_tokens = terms(cfg)[name].of_tokens
         extra[name] = of_tokens(values, b, cfg) if of_tokens else jnp.broadcast_to(values[:, None], weights.shape)
     return b._replace(extra=extra)
 
@@ -363,7 +363,7 @@ def policy_loss(params, b: Minibatch, cfg):
     metrics["entropy"] = batch.mean(cut(all_entropy))
     # How far the policy that is trained is from the one that sampled: 0 for `trace` with all steps, before any update.
     metrics["behaviour_gap"] = batch.mean(jnp.abs(logp - cut(b.rollout.logp)))
-    for name, term in used(TERMS, cfg).items():
+    for name, term in terms(cfg).items():
         added, said = term.loss(logp, cut(all_entropy), cut(b.extra.get(name)), batch, cfg)
         total += added
         metrics |= said

@@ -22,7 +22,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,15 +32,15 @@ from system import kernels, sections, settings, sharding
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan(settings.Sections, metaclass=sections.Flat):
-    """How to fill masks. The settings of rules in variants/ are given as these are."""
+class Plan:
+    """How to fill masks. The settings of rules in variants/ are in `use`."""
 
     # `confidence`, the largest probability at a position, depends on the state alone, so the trace's log-probs are
     # exact. With `sampled`, the probability of the token just drawn (LLaDA's choice at temperature > 0), whether a
     # token stays depends on which one it is, so they are not.
     order: str = "confidence"  # which masks first: random, confidence, margin, entropy, left, sampled
     rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
-    steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block or part
+    steps: int = 32  # forward passes, divided among the blocks; in a model with blocks, for each block or part
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
     cache: str = "none"  # reuse keys and values outside the block: none, prefix (left of it), dual (both sides)
     early_end: bool = False  # if a row has an end of text and no mask before it, fill the rest with it (causal: always)
@@ -49,7 +49,8 @@ class Plan(settings.Sections, metaclass=sections.Flat):
     top_k: int | None = None  # draw from the k most probable tokens
     top_p: float | None = None  # draw from the most probable tokens that together reach this probability
     tempered: bool = False  # order by probabilities after temperature, top-k and top-p (Dream), not before (LLaDA)
-    use: tuple[Any, ...] = ()  # the settings of variants, see system/sections.py
+    use: tuple[Any, ...] = ()  # the Keys of variants, see system/sections.py
+    kind: ClassVar[str] = "Keys"  # of the sections in `use`
 
     def __post_init__(self):
         least = dict(steps=1, block_len=1, top_k=1, threshold=0, temperature=0)
@@ -57,11 +58,11 @@ class Plan(settings.Sections, metaclass=sections.Flat):
             value = getattr(self, name)
             self.expect(name, value is None or value >= x, f"at least {x}")
         for name, table in (("order", ORDERS), ("rule", RULES), ("cache", CACHES)):
-            if not model.plugged(table, getattr(self, name)):
+            if not settings.plugged(table, getattr(self, name)):
                 sections.refuse(name, getattr(self, name), table)
         self.expect("top_p", self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1")
-        use = sections.with_sections(self.use, [settings.written_in(RULES[self.rule])])
-        object.__setattr__(self, "use", tuple(sorted(use, key=settings.variant_of)))
+        use = sections.named([settings.written_in(RULES[self.rule])], self.use)
+        object.__setattr__(self, "use", sections.in_order(use, self.kind))
 
     def expect(self, name, holds, wanted):
         """Raise a ValueError unless what a field needs holds."""
@@ -493,11 +494,11 @@ SAMPLERS = settings.Table(steps=Sampler(fill_in_steps, queue="slots"))
 def sampler_of(cfg, plan) -> Sampler:
     """Return the sampler for a model and a plan. ValueError if its file is not there."""
     name = "steps" if plan.cache == "none" else "caches"
-    if hasattr(cfg, "block_causal"):
+    if cfg.block:
         name = "block_steps"
     if cfg.causal:
         name = "causal"
-    if not model.plugged(SAMPLERS, name):
+    if not settings.plugged(SAMPLERS, name):
         raise ValueError(f"this model and plan are sampled from by variants/{name}.py, and there is no such file")
     return SAMPLERS[name]
 
@@ -529,16 +530,24 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
 
 
 def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
-    """Make the Plan of a run from the keys of its Config that are fields of Plan. steps None: cfg.diffusion_steps; a
+    """Make the Plan of a run from the keys of its Config. steps None: cfg.diffusion_steps; a
     block_len of None becomes max_new_tokens, except in a block model."""
-    names = [f.name for f in dataclasses.fields(Plan) if hasattr(cfg, f.name)]
-    values = {name: getattr(cfg, name) for name in names}
-    has_blocks = hasattr(cfg.model, "block_causal")
-    whole = None if has_blocks else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
-    values |= {"block_len": cfg.block_len or whole, "temperature": temperature, "early_end": early_end}
+    whole = None if cfg.model.block else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
     of_rule = settings.written_in(RULES[cfg.rule])
-    values["use"] = tuple(s for s in cfg.use if s.in_sampling or settings.variant_of(s) == of_rule)
-    return Plan(**values, steps=steps or cfg.diffusion_steps)
+    return Plan(
+        order=cfg.order,
+        rule=cfg.rule,
+        steps=steps or cfg.diffusion_steps,
+        block_len=cfg.block_len or whole,
+        cache=cfg.cache,
+        early_end=early_end,
+        threshold=cfg.threshold,
+        temperature=temperature,
+        top_k=cfg.top_k,
+        top_p=cfg.top_p,
+        tempered=cfg.tempered,
+        use=tuple(s for s in cfg.use if s.in_sampling or settings.variant_of(s) == of_rule),
+    )
 
 
 def masked_tokens(batch, cfg):

@@ -13,20 +13,20 @@ from system import sections
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
-    adapt: bool = sections.key(False, "pretrain: make a denoiser of the causal model in init_from")
+    """There are none: --adapt=True makes a denoiser of the causal model in init_from."""
 
     @property
     def reshapes(self):
-        return self.adapt
+        return True
 
     def between_keys(self, c):
-        yield (self.adapt and (c.objective != "pretrain" or not c.init_from),
+        yield (c.objective != "pretrain" or not c.init_from,
                "adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', now "
                f"init_from={c.init_from!r}, objective={c.objective!r}")  # fmt: skip
 
 
 def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> tuple[dict, ModelConfig]:
-    """Turn a causal model into a denoiser -> its params and ModelConfig. block_causal of `wanted` says into which:
+    """Turn a causal model into a denoiser -> its params and ModelConfig. The blocks of `wanted` say into which:
 
     None    bidirectional, still shifted by one, with biases (0 if there were none), as Dream was made from Qwen2
     n       the same in blocks, as Fast-dLLM v2; a model with qk_norm as SDAR from Qwen3: not shifted, and no biases are
@@ -35,18 +35,17 @@ def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> 
     The mask token is initialized to the mean embedding (even if the table has an unused row: Qwen2 has 152,064, of
     which 151,665 mean something).
     """
-    is_shifted = not (cfg.qk_norm and hasattr(wanted, "block_causal"))
+    is_shifted = not (cfg.qk_norm and wanted.block)
     size = max(cfg.vocab_size, mask_id + 1)
     extra = size - cfg.vocab_size
-    cfg = dataclasses.replace(
-        cfg,
-        causal=False,
-        **({"block_causal": wanted.block_causal} if hasattr(wanted, "block_causal") else {}),
-        shift=is_shifted,
-        qkv_bias=is_shifted or cfg.qkv_bias,
-        mask_id=mask_id,
-        vocab_size=size,
-    )
+    changes = {
+        "causal": False,
+        "shift": is_shifted,
+        "qkv_bias": is_shifted or cfg.qkv_bias,
+        "mask_id": mask_id,
+        "vocab_size": size,
+    }
+    cfg = sections.changed(cfg, changes | ({"blocks.block": wanted.block} if wanted.block else {}))
 
     def with_mask(rows):
         """Add rows of the mean to a table (V, D), and set the mask's row to the mean."""

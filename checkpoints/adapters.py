@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import model
 from checkpoints import huggingface
 from checkpoints.huggingface import ADAPTER_CONFIG, JUDGE_HEAD, Place
-from system import disk, kernels
+from system import disk, kernels, sections
 
 PEFT_PREFIX = "base_model.model."  # of the names of the base's tensors
 PEFT_REQUIRES = {
@@ -40,7 +40,8 @@ def adapter_shapes(cfg: model.ModelConfig, targets: Collection[str], rank: int) 
 
 def count(cfg: Any) -> int:
     """Count the parameters that a run with this Config trains beside its frozen base."""
-    shapes = adapter_shapes(cfg.model, cfg.lora_targets, cfg.lora_rank)
+    own = sections.find(cfg, "lora")
+    shapes = adapter_shapes(cfg.model, own.targets, own.rank)
     return sum(map(math.prod, shapes.values())) + (cfg.model.d_model if cfg.objective == "judge" else 0)
 
 
@@ -67,8 +68,8 @@ def check_targets(cfg: model.ModelConfig, targets: tuple[str, ...]) -> None:
     if not set(targets) <= set(known):
         kind = huggingface.family_of(cfg)
         raise ValueError(
-            f"lora_targets={targets}: in a model of the family {kind} only {', '.join(known)} can have "
-            f"adapters (not experts, nor a part of a tensor): --lora_targets={','.join(known)}"
+            f"lora.targets={targets}: in a model of the family {kind} only {', '.join(known)} can have "
+            f"adapters (not experts, nor a part of a tensor): --lora.targets={','.join(known)}"
         )
 
 

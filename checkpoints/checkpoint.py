@@ -29,13 +29,13 @@ from system import disk, files, hosts, sections
 class Keys(sections.Section):
     open_as: str | None = sections.key(None, "family of the folders in init_from and ref_from, if config.json says "
                                        "another")  # fmt: skip
-    keep_checkpoints: int = sections.key(2, "number of newest checkpoints to keep, in addition to the best one",
-                                         sections.POSITIVE_INT)  # fmt: skip
+    keep: int = sections.key(2, "number of newest checkpoints to keep, in addition to the best one",
+                             sections.POSITIVE_INT)  # fmt: skip
 
     def between_keys(self, c):
         yield (self.open_as and (c.init_from or "").endswith(".py"),
-               f"open_as={self.open_as!r} is for other people's folders: a run, as of init_from={c.init_from!r}, "
-               "writes its own model under the right family")  # fmt: skip
+               f"checkpoint.open_as={self.open_as!r} is for other people's folders: a run, as of "
+               f"init_from={c.init_from!r}, writes its own model under the right family")  # fmt: skip
 
 
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
@@ -139,7 +139,7 @@ def family_to_open(folder: str, open_as: str | None) -> str | None:
     run = read_run(folder)
     if not run:
         return open_as
-    return run.get("config", {}).get("open_as") or open_as if huggingface.has_adapters(folder) else None
+    return run.get("config", {}).get("checkpoint.open_as") or open_as if huggingface.has_adapters(folder) else None
 
 
 def read_run(folder: str) -> dict[str, Any]:
@@ -148,7 +148,12 @@ def read_run(folder: str) -> dict[str, Any]:
     try:
         with disk.naming(path), open(files.regular_file(path)) as f:
             found = dict(json.load(f))
-        return found | {"config": dict(found["config"])} if "config" in found else found
+        keys = dict(found["config"]) if "config" in found else {"model.mlp": None}
+        if "model.mlp" not in keys:  # written when keys had other names
+            from loop import same_run
+
+            return found | {"config": same_run.as_named_now(keys)}
+        return found
     except FileNotFoundError:
         return {}
     except (TypeError, ValueError, RecursionError) as e:
@@ -201,7 +206,7 @@ def checkpoint_files(cfg, state, best, finished):
     if config.has_frozen_base(cfg):
         from checkpoints import adapters
 
-        files = adapters.adapter_files(state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)
+        files = adapters.adapter_files(state.weights, cfg.model, cfg.init_from, sections.find(cfg, "lora").alpha)
     else:
         files = huggingface.model_files(state.weights, cfg.model)
     n, me = hosts.processes()
@@ -260,14 +265,14 @@ def finish(cfg, step, tok, best, files):
 
 
 def publish(cfg, temporary, final, best, files):
-    """Rename a folder that is complete to a checkpoint; delete all but the keep_checkpoints newest and the best."""
+    """Rename a folder that is complete to a checkpoint; delete all but the newest of `keep` and the best."""
     for name in [*{*os.listdir(temporary), *files}, "."]:  # fails if a file was deleted meanwhile
         disk.sync(os.path.join(temporary, name))
     for name in set(LOGS) & set(os.listdir(cfg.out_dir)):  # their lines up to this step belong to it
         disk.sync(os.path.join(cfg.out_dir, name))
     os.rename(temporary, final)
     disk.sync(cfg.out_dir)
-    to_keep = steps(cfg.out_dir)[-Keys.of(cfg).keep_checkpoints :] + [best and best["step"]]
+    to_keep = steps(cfg.out_dir)[-Keys.of(cfg).keep :] + [best and best["step"]]
     for step in steps(cfg.out_dir):
         if step not in to_keep:  # renamed first: a half deleted folder must not look like a checkpoint
             os.rename(checkpoint_folder(cfg.out_dir, step), temporary)

@@ -68,29 +68,29 @@ LLAMA_KEYS = TOKEN_KEYS | {
     "rope_theta": "rope_theta",
     "norm_eps": "rms_norm_eps",
     "max_positions": "max_position_embeddings",
-    "rope_scaling": "rope_scaling",
+    "rope.scaling": "rope_scaling",
 }
-BLOCK_KEYS = LLAMA_KEYS | {"block_causal": "block_size"}
+BLOCK_KEYS = LLAMA_KEYS | {"blocks.block": "block_size"}
 SDAR_MOE_KEYS = BLOCK_KEYS | {
-    "n_experts": "num_experts",
-    "experts_per_token": "num_experts_per_tok",
-    "d_expert": "moe_intermediate_size",
-    "norm_routing": "norm_topk_prob",
+    "moe.n_experts": "num_experts",
+    "moe.experts_per_token": "num_experts_per_tok",
+    "moe.d_expert": "moe_intermediate_size",
+    "moe.norm_routing": "norm_topk_prob",
 }
 LLADA2_KEYS = SDAR_MOE_KEYS | {
     "rotary_share": "partial_rotary_factor",
-    "routing_scale": "routed_scaling_factor",
-    "expert_groups": "n_group",
-    "groups_per_token": "topk_group",
-    "n_shared": "num_shared_experts",
-    "first_dense": "first_k_dense_replace",
+    "moe.routing_scale": "routed_scaling_factor",
+    "moe.expert_groups": "n_group",
+    "moe.groups_per_token": "topk_group",
+    "moe.n_shared": "num_shared_experts",
+    "moe.first_dense": "first_k_dense_replace",
 }
-del LLADA2_KEYS["norm_routing"]  # it divides by the sum whatever config.json says
+del LLADA2_KEYS["moe.norm_routing"]  # it divides by the sum whatever config.json says
 GEMMA_KEYS = LLAMA_KEYS | {
-    "window": "sliding_window",
-    "query_scale": "query_pre_attn_scalar",
-    "attn_cap": "attn_logit_softcapping",
-    "logit_cap": "final_logit_softcapping",
+    "gemma.window": "sliding_window",
+    "gemma.query_scale": "query_pre_attn_scalar",
+    "gemma.attn_cap": "attn_logit_softcapping",
+    "gemma.logit_cap": "final_logit_softcapping",
 }
 # The values that config.json has to give these keys, if it has them, for our model to be that network.
 LLAMA_REQUIRES = {
@@ -143,13 +143,13 @@ FAMILIES |= {
     # A block model's config.json need not give the block length: it is in the folder's name, or the usual one.
     "sdar": block_like(  # and TraDo
         "SDARForCausalLM",
-        {"block_causal": 4, "qk_norm": True},
+        {"blocks.block": 4, "qk_norm": True},
         code="huggingface.co/JetLM/SDAR-1.7B-Chat",
     ),
     "Fast_dLLM_Qwen": block_like(  # as config/smollm2_block.py makes one, too
         "Fast_dLLM_QwenForCausalLM",
-        {"block_causal": 32, "shift": True, "qkv_bias": True},
-        keys=LLAMA_KEYS | {"block_causal": "bd_size"},
+        {"blocks.block": 32, "shift": True, "qkv_bias": True},
+        keys=LLAMA_KEYS | {"blocks.block": "bd_size"},
         code="huggingface.co/Efficient-Large-Model/Fast_dLLM_v2_7B",
     ),
     # dllm's Tiny-A2D, and our own models with blocks: with blocks or without
@@ -158,7 +158,7 @@ FAMILIES |= {
     "a2d-llama": block_like("A2DLlamaLMHeadModel", {}, code=DLLM),
     "sdar_moe": Family(
         "SDARMoeForCausalLM",
-        {"block_causal": 4, "qk_norm": True},
+        {"blocks.block": 4, "qk_norm": True},
         SDAR_MOE_TENSORS,
         SDAR_MOE_KEYS,
         SDAR_MOE_REQUIRES,
@@ -166,7 +166,7 @@ FAMILIES |= {
     ),
     "llada2_moe": Family(
         "LLaDA2MoeModelLM",
-        {"block_causal": 32, "qk_norm": True, "routing": "sigmoid", "norm_routing": True, "rotary_share": 0.5}
+        {"blocks.block": 32, "qk_norm": True, "moe.routing": "sigmoid", "moe.norm_routing": True, "rotary_share": 0.5}
         | {"mask_id": 156895},
         LLADA2_TENSORS,
         LLADA2_KEYS,
@@ -192,14 +192,10 @@ def family_of(cfg: model.ModelConfig) -> str:
     for name, family in of_kind.items():
         if huggingface.can_hold(family, cfg):
             return name
-    switches = (
-        "causal", "block_causal", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale",
-        "attn_cap", "logit_cap", "rope_scaling", "d_head", "rotary_share", "n_experts", "routing", "norm_routing",
-        "n_shared",
-    )  # fmt: skip
+    said = huggingface.switches(cfg)
     raise ValueError(
         "no Hugging Face family has these switches together: "
-        + ", ".join(f"{field}={getattr(cfg, field, None)}" for field in switches)
+        + ", ".join(f"{field}={value}" for field, value in said.items())
         + "; there are "
         + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items())
     )

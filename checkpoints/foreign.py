@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from data import foreign
-from system import files
+from system import files, sections
 
-LLAMA3_ROPE = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"  # cfg.rope_scaling
+LLAMA3_ROPE = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"  # rope.scaling
 
 
 def understand(folder: str, theirs: dict[str, Any], kind: str, open_as: str | None, families: dict) -> dict[str, Any]:
@@ -37,14 +37,16 @@ def check_network(path, theirs, family, families):
         return
     raise ValueError(
         f"{path}: model_type is {theirs['model_type']!r}, but architectures={named}, mask_token_id={mask}: this is "
-        f"another network than {family.architecture}, perhaps a denoiser or one of blocks; --open_as=NAME opens it as "
-        f"one of {', '.join(families)} (Dream if it sees both sides and predicts each token one place before it)"
+        f"another network than {family.architecture}, perhaps a denoiser or one of blocks; "
+        f"--checkpoint.open_as=NAME opens it as one of {', '.join(families)} (Dream if it sees both sides and predicts "
+        "each token one place before it)"
     )
 
 
 def check_layers(path: str, theirs: dict[str, Any], cfg: Any) -> None:
     """Raise ValueError unless the layers that a config.json lists are those that a ModelConfig computes."""
-    near = "sliding_attention" if getattr(cfg, "window", None) else "full_attention"
+    gemma = sections.find(cfg, "gemma")
+    near = "sliding_attention" if gemma and gemma.window else "full_attention"
     types = ["full_attention" if i % 2 else near for i in range(cfg.n_layer)]
     if theirs.get("layer_types") not in (None, types):
         raise ValueError(f"{path}: layer_types={theirs['layer_types']} is not supported; this code computes {types}")
@@ -54,14 +56,14 @@ def missing_fields(folder, family, theirs, open_as):
     """Find fields that a config.json leaves out, in the tokenizer or the name of the folder -> {field: value}.
 
     theirs: the content of config.json; what it says goes before what is found elsewhere."""
-    found, block_key = {}, family.keys.get("block_causal")
+    found, block_key = {}, family.keys.get("blocks.block")
     if family.fields.get("causal"):  # it reads no masks, and may write every id
         found["mask_id"] = theirs.get("vocab_size")
     elif block_key or open_as:
         found["mask_id"] = mask_in_tokenizer(folder)
     in_name = re.search(r"-b(\d+)$|bd3lm", name_of(folder))  # dllm's bd3lm have blocks of 32
     if block_key and block_key not in theirs and in_name:
-        found["block_causal"] = int(in_name[1] or 32)
+        found["blocks.block"] = int(in_name[1] or 32)
     return {field: value for field, value in found.items() if value is not None}
 
 
@@ -79,7 +81,7 @@ def mask_in_tokenizer(folder):
 
 
 def read_rope(path, rope):
-    """Read how a config.json stretches rotary positions -> cfg.rope_scaling, None if it does not."""
+    """Read how a config.json stretches rotary positions -> rope.scaling, None if it does not."""
     kind = rope.get("rope_type") or rope.get("type", "default") if isinstance(rope, dict) else rope
     if kind == "default":
         return None
@@ -90,7 +92,7 @@ def read_rope(path, rope):
 
 
 def written_rope(stretch: tuple[float, ...]) -> dict[str, Any]:
-    """Write how positions are stretched, cfg.rope_scaling, as a config.json says it."""
+    """Write how positions are stretched, rope.scaling, as a config.json says it."""
     return {"rope_type": "llama3", **dict(zip(LLAMA3_ROPE, stretch, strict=True))}
 
 

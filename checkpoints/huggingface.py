@@ -24,6 +24,7 @@ import model
 from data.bpe import Tokenizer
 from system import disk, hosts, sections, sharding
 from system.files import read_json
+from system.settings import variant_of
 
 # Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
 # several tensors have one name, their rows are one tensor in the file.
@@ -93,11 +94,13 @@ FAMILIES = {  # by the model_type in config.json
 # Keys of config.json that no folder of this family has: another program wrote it, or it is another network.
 UNUSUAL = {"rope_scaling", "rope_parameters", "layer_types"}
 BLOCK_LENGTHS = "block_size", "bd_size", "block_length"  # keys of config.json that say that a model has blocks
-ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids", "use")  # fields that do not tell families apart
+PARTS = "mlp", "mask", "read", "rotary", "network"  # fields of ModelConfig that config.json has in a dict of ours, OURS
+OURS = "unmask"
+ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids", *PARTS)  # fields that do not tell families apart
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtypes of tensors in a file that can be read
 NEEDED = (  # fields that a config.json must give, if the family has them
-    "vocab_size", "n_layer", "n_head", "d_model", "d_ff", "n_experts", "experts_per_token", "d_expert", "routing_scale",
-    "expert_groups", "groups_per_token", "n_shared", "first_dense",
+    "vocab_size", "n_layer", "n_head", "d_model", "d_ff", "moe.n_experts", "moe.experts_per_token", "moe.d_expert",
+    "moe.routing_scale", "moe.expert_groups", "moe.groups_per_token", "moe.n_shared", "moe.first_dense",
 )  # fmt: skip
 ADAPTER_CONFIG = "adapter_config.json"  # a folder that has it holds adapters (adapters.py)
 JUDGE_HEAD = "score.weight"  # (1, D), as in transformers' ...ForSequenceClassification
@@ -110,20 +113,29 @@ def plug_families() -> types.ModuleType:
 
 def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
     """True if a family and a configuration agree in whether there are blocks, and which variants the model uses."""
-    fits_blocks = hasattr(cfg, "block_causal") or "block_causal" not in family.fields
-    has_all = all(hasattr(cfg, field) for field in NEEDED if field in family.keys)
-    known = family.keys.keys() | family.fields.keys()
-    return fits_blocks and has_all and all(known & vars(section).keys() for section in cfg.use)
+    there = sections.flat(cfg)
+    needed = [field for field in NEEDED if field in family.keys]
+    has_all = all(field in there for field in (*needed, *({"blocks.block"} & family.fields.keys())))
+    known = {field.partition(".")[0] for field in family.keys.keys() | family.fields.keys()}
+    return has_all and all(variant_of(section) in known for section in cfg.use)
 
 
 def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
     """True if the folders of a family can hold this configuration."""
-    fields = [f for owner in (cfg, *cfg.use) for f in dataclasses.fields(owner)]
-    default = {f.name: f.default for f in fields if f.name not in ANY_FAMILY}
     fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
-    fixed = {field: v for field, v in (default | family.fields).items() if field not in family.keys}
-    fits = fits_heads and is_of_kind(family, cfg)
-    return fits and all(getattr(cfg, field, None) == v for field, v in fixed.items())
+    if not (fits_heads and is_of_kind(family, cfg)):
+        return False
+    expected = sections.flat(model.ModelConfig()) | family.fields
+    return all(value == expected.get(field, sections.default_of(field))
+               for field, value in sections.flat(cfg).items() if field not in (*family.keys, *ANY_FAMILY))
+
+
+def switches(cfg: model.ModelConfig) -> dict[str, Any]:
+    """Return the fields that tell families apart, where they are not those of a plain model {name: value}."""
+    plain = sections.flat(model.ModelConfig())
+    sizes = {*LLADA_KEYS} - {"qkv_bias"} | {*ANY_FAMILY} - {"d_head"}
+    there = {name: value for name, value in sections.flat(cfg).items() if name not in sizes}
+    return {name: value for name, value in there.items() if name not in plain or value != plain[name]}
 
 
 def family_of(cfg: model.ModelConfig) -> str:
@@ -210,23 +222,25 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
     n_out, kind = model.width(params), family_of(cfg)
     family = FAMILIES[kind]
     filled = {"d_head": cfg.head_dim, "n_kv_head": cfg.kv_heads, "d_ff": cfg.ff}
-    filled["query_scale"] = getattr(cfg, "query_scale", None) or cfg.head_dim
+    there = sections.flat(cfg)
+    filled["gemma.query_scale"] = there.get("gemma.query_scale") or cfg.head_dim
     dtype = str(params["embed"].dtype)
     theirs: dict[str, Any] = {"model_type": kind, "architectures": [family.architecture], "torch_dtype": dtype}
     theirs |= {key: value for key, value in family.requires.items() if value is not None}
     if n_out:
         theirs["num_labels"] = 1
-    theirs |= {key: filled.get(field, getattr(cfg, field, None)) for field, key in family.keys.items()}
+    theirs |= {key: filled.get(field, there.get(field)) for field, key in family.keys.items()}
+    theirs[OURS] = {part: there[part] for part in PARTS}
     theirs["vocab_size"] = cfg.vocab_size
     theirs["mask_token_id"] = None if cfg.mask_id == cfg.vocab_size else cfg.mask_id
     if cfg.end_ids:
         theirs["eos_token_id"] = list(cfg.ends)
     if cfg.max_positions is None:  # others do not read null
         del theirs[family.keys["max_positions"]]
-    if hasattr(cfg, "rope_scaling"):
+    if "rope.scaling" in there:
         from checkpoints import foreign  # which knows how others say it
 
-        theirs["rope_scaling"] = foreign.written_rope(cfg.rope_scaling)
+        theirs["rope_scaling"] = foreign.written_rope(there["rope.scaling"])
     params = jax.tree.map(functools.partial(as_stored, dtype), params)
     tensors = [to_store(params, name, parts) for name, parts in by_name(tensor_places(cfg, n_out))]
     return {"config.json": theirs} | disk.split_into_files("model", tensors)
@@ -272,7 +286,7 @@ def read_kind(folder: str, open_as: str | None = None) -> str:
     if not isinstance(kind, str) or kind not in FAMILIES:
         plug_families()
     if not isinstance(kind, str) or kind not in FAMILIES:
-        asked = f"open_as={open_as!r}" if open_as else f"{path}: model_type is {kind!r}"
+        asked = f"checkpoint.open_as={open_as!r}" if open_as else f"{path}: model_type is {kind!r}"
         gone = plug_families().GONE.get(str(kind), "this code does not compute such a network")
         raise ValueError(f"{asked}: {gone}; known families: {', '.join(FAMILIES)}")
     return kind
@@ -296,6 +310,8 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     if others:
         fields = foreign.missing_fields(folder, family, theirs, open_as) | fields
     fields = family.fields | fields
+    if not open_as:
+        fields |= {part: name for part, name in dict(theirs.get(OURS, {})).items() if part in PARTS}
     fields |= read_ends(folder, fields.get("eos_id"))
     if isinstance(fields.get("n_layer"), int) and fields["n_layer"] > 10_000:  # we make a name for each
         raise ValueError(f"{path}: {family.keys['n_layer']}={fields['n_layer']}: no model has more than 10,000 layers")
@@ -313,10 +329,10 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
 
 def made(fields):
     """Make the ModelConfig with these fields {name: value}, of its own or of the Shapes of variants."""
-    known = model.ModelConfig.__dataclass_fields__.keys() | sections.declared_keys().keys()
-    if lacking := fields.keys() - known:
+    own = sections.fields_of(model.ModelConfig)
+    if lacking := [field for field in fields if field not in own and not sections.find_key(field)]:
         raise ValueError(f"no file of variants/ has {min(lacking)}, which such a model needs")
-    return model.ModelConfig(**fields)
+    return sections.changed(model.ModelConfig(), fields)
 
 
 def read_ends(folder, named):

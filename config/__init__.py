@@ -42,19 +42,15 @@ from system.sections import (
     POSITIVE_INT,
     SMALLEST,
     Check,
-    Flat,
     Section,
     at_least,
     check_fields,
-    declared_keys,
     key,
-    used,
-    with_sections,
     within,
 )
 from system.settings import variant_of
 
-__all__ = ["Section", "key", "used", "variant_of"]  # for the files that declare keys
+__all__ = ["Section", "key", "variant_of"]  # for the files that declare keys
 
 # ---- the keys --------------------------------------------------------------------------------------------------------
 
@@ -79,7 +75,7 @@ MASK_RATIO = within(SMALLEST, 1, "above 0 and at most 1")
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(settings.Sections, metaclass=Flat):
+class Config:
     """The keys of a run. Names, types, values and what has to hold between keys are checked: ValueError."""
 
     objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, grpo",
@@ -124,7 +120,7 @@ class Config(settings.Sections, metaclass=Flat):
     loss_norm: str = key("token", "token: mean over tokens (pretraining); completion: over rows, each by its length",
                          choices=("token", "completion"))
 
-    diffusion_steps: int = key(16, "denoising steps per completion; block_causal models: per block", POSITIVE_INT,
+    diffusion_steps: int = key(16, "denoising steps per completion; models with blocks: per block", POSITIVE_INT,
                                section="sampling: for rollouts (whose log-probs grpo filters alike) and evaluations")
     order: str = key("confidence", "which masks to fill first: random, confidence, margin, entropy, left, sampled")
     rule: str = key("quota", "how many to fill per step", choices=sample.RULES, table=True)
@@ -179,14 +175,16 @@ class Config(settings.Sections, metaclass=Flat):
     kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS)
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
 
-    use: tuple[Any, ...] = key((), "variants whose keys are set, by the names of their files in variants/")
+    use: tuple[Any, ...] = key((), "the keys of variants, as in (lora.Keys(rank=16),)")
     model: ModelConfig = ModelConfig()
+    typed: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)  # keys on the command line
+    kind: typing.ClassVar[str] = "Keys"  # of the sections in `use`
 
     def __new__(cls, *_, **keys):
-        if unknown := [name for name in keys if name not in cls.__dataclass_fields__]:
+        if unknown := [name for name in keys if name not in sections.fields_of(cls)]:
             from system import unknown as names  # reads the names of other programs
 
-            raise ValueError("; ".join(names.keyword(name, flatten(Config()), declared_keys()) for name in unknown))
+            raise ValueError("; ".join(names.keyword(name, flatten(Config())) for name in unknown))
         return super().__new__(cls)
 
     def __post_init__(self):
@@ -196,8 +194,8 @@ class Config(settings.Sections, metaclass=Flat):
         check_fields(self)
         functions = sample.RULES[self.rule], diffusion.ESTIMATORS[self.logp_est], grpo.LOSSES[self.loss_type]
         named = [self.objective, *map(settings.written_in, functions)]  # their keys are used, too
-        use = sorted(with_sections(self.use, named), key=variant_of)  # so that equal runs are equal
-        object.__setattr__(self, "use", tuple(use))
+        use = sections.in_order(self.use, self.kind)
+        object.__setattr__(self, "use", sections.in_order(sections.named(named, use), self.kind))
         settings.check(self, between_keys, *(section.between_keys for section in self.use))
 
 
@@ -398,13 +396,15 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
     """Raise a ValueError if the keys of a run do not fit the shape of the model that it starts from.
 
     where: whose model it is, for the message: "of config/sudoku_base.py"."""
-    if lacking := {variant_of(s) for s in c.model.use} - {variant_of(s) for s in shape.use}:
-        raise ValueError(f"use={min(lacking)}: the model {where} has none of that; leave it out, or start from another")
-    fields = [f for owner in (shape, *c.model.use, *shape.use) for f in dataclasses.fields(owner)]
-    for f in fields:
-        asked, there = (getattr(cfg, f.name, f.default) for cfg in (c.model, shape))
-        if f.name not in ("dtype", "remat", "use") and asked not in (f.default, there):
-            raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}: leave {f.name} out, or "
+    there, default = sections.flat(shape), sections.flat(ModelConfig())
+    for name, asked in sections.flat(c.model).items():
+        if name not in there:
+            file = name.partition(".")[0]
+            raise ValueError(f"{name}={asked}: the model {where} has nothing of variants/{file}.py; leave it out, or "
+                             "start from another")
+        is_asked = name in c.typed or asked != default.get(name, sections.default_of(name))
+        if name not in ("dtype", "remat") and is_asked and asked != there[name]:
+            raise ValueError(f"{name}={asked}, but the model {where} has {name}={there[name]}: leave {name} out, or "
                              "start from another model")
     of_variants = itertools.chain(*(section.fits(c, shape, where) for section in c.use))
     for wrong, message in (*between_keys_and_model(c, shape, where), *of_variants):
@@ -440,7 +440,9 @@ def parse(name: str, text: str, kind: Any) -> Any:
             return value
     from system import unknown
 
-    raise ValueError(f"--{name}={text}: expected {unknown.expected(kind)}")
+    now = unknown.renamed().get(name)
+    more = f"; what was {name} is now --{now}={text}" if now else ""
+    raise ValueError(f"--{name}={text}: expected {unknown.expected(kind)}{more}")
 
 
 def possible_values(text, kinds):
@@ -474,28 +476,51 @@ def as_typed(value: Any) -> str:
 
 
 def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
-    """Return {"max_iters": 1000, ..., "model.n_layer": 4, ...}. The keys of variants follow `use`, which has names."""
-    out: dict[str, Any] = {}
-    for f in dataclasses.fields(cfg):
-        value = getattr(cfg, f.name)
-        if f.name == "use":
-            out[prefix + "use"] = tuple(map(variant_of, value))
-            for section in value:
-                out |= flatten(section, prefix)
-        elif dataclasses.is_dataclass(value):
-            out |= flatten(value, f"{prefix}{f.name}.")
-        else:
-            out[prefix + f.name] = value
-    return out
+    """Return {"max_iters": 1000, ..., "lora.rank": 16, ..., "model.n_layer": 4, ...}, as they are typed."""
+    run = sections.flat(cfg)
+    del run["model"], run["typed"]
+    return run | {f"model.{name}": value for name, value in sections.flat(cfg.model).items()}
 
 
-def refuse_unknown(names, known):
+def owner_of(name: str) -> str | None:
+    """Return "run" or "model" for the name of a key, which may begin with model.; None: there is no such key."""
+    leaf = name.removeprefix("model.")
+    if name in sections.fields_of(Config) and name not in ("use", "typed", "model"):
+        return "run"
+    if leaf in sections.fields_of(ModelConfig) and leaf != "use":
+        return "model"
+    found = sections.find_key(leaf)
+    return found and ("model" if found.kind == "Shape" else "run" if leaf == name else None)
+
+
+def type_of(name: str) -> Any:
+    """Return the type of the value of a key."""
+    leaf = name.removeprefix("model.")
+    for kind in (Config, ModelConfig) if name == leaf else (ModelConfig,):
+        if leaf in sections.fields_of(kind):
+            return typing.get_type_hints(kind)[leaf]
+    found = sections.find_key(leaf)
+    return found and found.type
+
+
+def refuse_unknown(names):
     """Raise a ValueError with a message for every name that is no key."""
-    unknown = [name for name in names if not {name, f"model.{name}"} & known.keys() and not name.startswith("base.")]
-    if unknown:
+    if unknown := [name for name in names if not owner_of(name)]:
         from system import unknown as names
 
-        raise ValueError("; ".join(names.key(name, known | declared_keys()) for name in unknown))
+        raise ValueError("; ".join(names.key(name, flatten(Config())) for name in unknown))
+
+
+def changed(cfg: Config, values: dict[str, Any]) -> Config:
+    """Return a copy of cfg with these values {name: value}, named as on the command line: n_layer and blocks.block are
+    keys of the model, and model, a ModelConfig, is another one."""
+    shape = values.get("model", cfg.model)
+    values = {name: value for name, value in values.items() if name != "model"}
+    own = sections.fields_of(Config)
+    refuse_unknown(name for name in values if name not in own)
+    run = {name: value for name, value in values.items() if name in own or owner_of(name) == "run"}
+    model = {name.removeprefix("model."): value for name, value in values.items() if name not in run}
+    return sections.changed(cfg, run | {"model": sections.changed(shape, model)})
 
 
 def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
@@ -504,47 +529,24 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
     Keys of the model need no prefix: n_layer is model.n_layer. Keys that begin with base. are for the config file in
     init_from; if they are keys of the model, they also hold for the run that starts from it.
     """
-    of_run: dict[str, Any] = {"use": with_sections(cfg.use, variants_named(args, "Keys"))}
-    of_model: dict[str, Any] = {"use": with_sections(cfg.model.use, variants_named(args, "Shape"), "Shape")}
-    args = {name: text for name, text in args.items() if name not in ("use", "model.use")}
-    known = flatten(cfg)
-    for prefix_of, use in (("", of_run["use"]), ("model.", of_model["use"])):
-        known |= {prefix_of + name: None for section in use for name in section.__dataclass_fields__}
     base = {name.removeprefix("base."): text for name, text in args.items() if name.startswith("base.")}
-    typed = {name: f"{prefix}{name}" if name in args else f"base.{name}" for name in args | base}
+    own = {name: text for name, text in args.items() if not name.startswith("base.")}
+    refuse_unknown(own)
+    for name in own:
+        if name.startswith("model.") and name.removeprefix("model.") in own:
+            raise ValueError(f"--{name.removeprefix('model.')} is given twice")
+    of_both = {name: text for name, text in base.items() if owner_of(name) == "model"}
+    typed = {name: f"base.{name}" for name in of_both} | {name: prefix + name for name in own}
+    values = {name: parse(typed[name], text, type_of(name)) for name, text in (of_both | own).items()}
     if base:
         others = tuple(pair for pair in cfg.base if pair.partition("=")[0] not in base)
-        of_run["base"] = others + tuple(f"{name}={text}" for name, text in base.items())
-        of_both = {f"model.{name}" for name in base} & known.keys() - args.keys() - {"model.use"}
-        args = {name: text for name, text in base.items() if f"model.{name}" in of_both} | args
-    refuse_unknown(args, known)
-    for name, text in args.items():
-        if name.startswith("base."):
-            continue
-        leaf = name.removeprefix("model.")
-        values, of = (of_run, cfg) if leaf == name and name in known else (of_model, cfg.model)
-        owner = next(o for o in (of, *values["use"]) if leaf in o.__dataclass_fields__)
-        if leaf in values:
-            raise ValueError(f"--{leaf} is given twice")
-        values[leaf] = parse(typed[name], text, typing.get_type_hints(type(owner))[leaf])
-    return dataclasses.replace(cfg, **of_run, model=dataclasses.replace(cfg.model, **of_model))
-
-
-def variants_named(args, kind):
-    """List the variants that arguments {key: text} name: after --use, as the value of a key, or by one of their keys of
-    this kind, see sections.Declared. (A key of the model after base. is one of the run's model, too.)"""
-    typed = [part for use in ("use", "model.use") for part in terminal.parts(args.get(use, "")) if part]
-    named = sections.named_by_use(typed)
-    named += [args[name] for name in tables() if name in args]
-    prefix = "base." if kind == "Shape" else ""
-    declared = [declared_keys().get(name.removeprefix("model.").removeprefix(prefix)) for name in args]
-    return named + [found.variant for found in declared if found and found.kind == kind]
+        values["base"] = others + tuple(f"{name}={text}" for name, text in base.items())
+    cfg = changed(cfg, values)
+    return dataclasses.replace(cfg, typed=(*cfg.typed, *(name.removeprefix("model.") for name in own)))
 
 
 def parse_arguments(argv):
     """Sort the words of a command line into config files and {key: text}."""
-    known = flatten(Config()) | {"model": None} | declared_keys()
-    known |= {f"model.{name}": found for name, found in declared_keys().items() if found.kind == "Shape"}
     files, args, misspelt, words = [], {}, [], list(argv)
     while words:
         word = words.pop(0)
@@ -558,23 +560,17 @@ def parse_arguments(argv):
         if not equals and not has_value and name in ("resume", "eval_only"):
             text = "True"
         elif not equals:
-            value = "True" if type(default_of(name, known)) is bool else words[0] if has_value else "value"
+            value = "True" if type_of(name) is bool else words[0] if has_value else "value"
             del words[:has_value]
             misspelt.append(f"{word}: write it as {word}={value}")
         elif name in args:
             raise ValueError(f"--{name} is given twice")
         args[name] = text
-    refuse_unknown(args, known)  # first: somebody who types --beta 0.1 needs our name for it
+    # First: somebody who types --beta 0.1 needs our name for it.
+    refuse_unknown(name for name in args if name != "model" and not name.startswith("base."))
     if misspelt:
         raise ValueError(misspelt[0])
     return files, args
-
-
-def default_of(name, known):
-    """Return the default of a key that was typed. known: {key: its default, or where it is declared}."""
-    found, leaf = known.get(name), name.rpartition(".")[2]
-    is_declared = isinstance(found, sections.Declared)
-    return sections.section_of(leaf).__dataclass_fields__[leaf].default if is_declared else found
 
 
 # ---- config files ----------------------------------------------------------------------------------------------------
@@ -597,11 +593,11 @@ def run_file(name: str) -> dict[str, Any]:
     try:
         defined = runpy.run_path(path)
         if "tiny" in defined:
-            dataclasses.replace(defined["config"], **defined["tiny"])
+            changed(defined["config"], defined["tiny"])
     except Exception as e:  # whatever the file raises becomes one line, with the place in the file
         from system import unknown
 
-        raise ValueError(unknown.raised(e, path, flatten(Config()), declared_keys())) from None
+        raise ValueError(unknown.raised(e, path, flatten(Config()))) from None
     cfg = defined.get("config")
     if not isinstance(cfg, Config):
         raise ValueError(f"{path} defines no `config = Config(...)`, but config = {cfg!r}")
@@ -707,5 +703,5 @@ def load(argv: list[str], for_plan: bool = False) -> Config:
     if not for_plan:
         check_downloads(files[0], defined, cfg)
     elif "shape" in defined and cfg.init_from == defined["config"].init_from:
-        cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **defined["shape"]))
+        cfg = dataclasses.replace(cfg, model=sections.changed(cfg.model, defined["shape"]))
     return base_runs(resolve_paths(cfg))[0]

@@ -8,11 +8,11 @@ it gets 40% of the results right, however long that takes.
 """
 from config import Config
 from model import ModelConfig
+from variants import curriculum
 
 config = Config(
     out_dir="out/arith_base",
     dataset="arith",
-    difficulty=(2, 2),
     max_prompt_len=6,
     max_new_tokens=4,
     rewards=("exact",),
@@ -24,5 +24,6 @@ config = Config(
     eval_interval=25,
     diffusion_steps=4,
     stop_at=0.4,
+    use=(curriculum.Keys(difficulty=(2, 2)),),
     model=ModelConfig(n_layer=4, n_head=4, d_model=128, rope_theta=100.0),
 )

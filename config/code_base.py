@@ -9,12 +9,12 @@ writes the body. It stops once 20% of its sampled bodies pass all their unit tes
 from dataclasses import replace
 
 from config.countdown_base import config as countdown
+from variants import curriculum
 
 config = replace(
     countdown,
     out_dir="out/code_base",
     dataset="code",
-    difficulty=(1, 24),  # tokens of the body: two thirds of the functions
     max_prompt_len=32,
     max_new_tokens=24,
     rewards=("tests_all",),
@@ -24,4 +24,7 @@ config = replace(
     eval_interval=50,
     eval_size=256,
     stop_at=0.2,
+    use=(
+        curriculum.Keys(difficulty=(1, 24)),  # tokens of the body: two thirds of the functions
+    ),
 )

@@ -8,11 +8,11 @@ with + and - that use every number once. It stops once 20% of its sampled comple
 """
 from config import Config
 from model import ModelConfig
+from variants import curriculum
 
 config = Config(
     out_dir="out/countdown_base",
     dataset="countdown",
-    difficulty=(1, 1),
     max_prompt_len=8,
     max_new_tokens=11,
     rewards=("countdown",),
@@ -25,5 +25,6 @@ config = Config(
     eval_interval=50,
     diffusion_steps=8,
     stop_at=0.2,
+    use=(curriculum.Keys(difficulty=(1, 1)),),
     model=ModelConfig(n_layer=4, n_head=4, d_model=128, rope_theta=100.0),
 )

@@ -10,13 +10,14 @@ the completions of two noisy copies of each) instead of 64 rows of 19.
 from dataclasses import replace
 
 from config.countdown_base import config as base
+from variants import blocks, paired
 
 config = replace(
     base,
     out_dir="out/countdown_block_base",
-    paired=True,  # both noisy copies share one clean text
     batch_size=42,
     cache="prefix",  # exact for finished blocks
     diffusion_steps=4,  # per block, one token per pass over 4 columns; 8 passes over 19 columns cost twice as much
-    model=replace(base.model, block_causal=4, qk_norm=True),  # as in SDAR
+    use=(*base.use, paired.Keys()),  # both noisy copies share one clean text
+    model=replace(base.model, qk_norm=True, use=(blocks.Shape(block=4),)),  # as in SDAR
 )

@@ -14,8 +14,8 @@ config = replace(
     base,
     out_dir="out/countdown_few",
     dataset="data/countdown/few",
-    difficulty=(),
     stop_at=None,
     max_iters=600,
     eval_interval=200,
+    use=(),
 )

@@ -16,13 +16,15 @@ far (from step 2,200 in 3 minutes: 34.8 to 44.5%, with GRPO to 29.0%); docs/less
 """
 from dataclasses import replace
 
+from checkpoints import checkpoint
 from config.countdown_block_base import config as base
+from loop import evaluation
+from variants import paired
 
 config = replace(
     base,
     out_dir="out/countdown_hour",
     dataset="data/countdown/hundred",
-    difficulty=(),
     max_prompt_len=12,  # three blocks of 4, so that a completion begins a block: 44-15= 29,79- 29=50
     max_new_tokens=12,
     batch_size=84,
@@ -35,8 +37,7 @@ config = replace(
     ema_decay=0.99,
     eval_interval=1100,
     eval_size=400,
-    eval_samples=1,
     save_interval=1100,
-    keep_checkpoints=1,
+    use=(checkpoint.Keys(keep=1), evaluation.Keys(samples=1), paired.Keys()),
     model=replace(base.model, d_model=192, n_head=6),
 )

@@ -5,7 +5,8 @@ is the fraction of their tests that a single fenced block passes.
     python train.py config/diffucoder_grpo.py
     python train.py config/diffucoder_grpo.py --model=tiny      on a random DiffuCoder: does the recipe run?
     python train.py config/diffucoder_grpo.py --model=small   countdown, on a base trained first: does it learn?
-    python train.py config/diffucoder_grpo.py --lora_rank=128 --lora_alpha=64 --ref_mode=static --ref_offload=False
+    python train.py config/diffucoder_grpo.py --lora.rank=128 --lora.alpha=64 --moving_reference=False \
+        --memory.ref_offload=False
 
 The first trains all parameters, as the paper does. By the estimate that every run prints it needs 172 GB on one
 device, more than a card of 80 GB has; 8 cards are enough, at 25 GB each (--plan=8xH100). The last trains a LoRA of
@@ -16,7 +17,11 @@ seconds of one of 2 cores of an Intel Xeon, mostly to compile; every pass rate i
 """
 from config import Config
 from config.countdown_base import config as base
+from data import texts
+from judges import programs
+from loop import evaluation, memory
 from model import ModelConfig
+from variants import curriculum, moving_reference
 
 config = Config(
     objective="grpo",
@@ -26,8 +31,6 @@ config = Config(
     # fifth ends depends on the whole file; 0.5 approximates it. The paper also takes only questions on which the
     # programs differ, and repeats some as a signature to complete.
     dataset="data/acecode",  # made on first use, from huggingface.co
-    difficulty=(0.5, 1.0),
-    chat_template="chatml",
     max_prompt_len=200,
     max_new_tokens=256,
     # rollouts: one token per step, lowest entropy first. The paper samples with top_p=0.95 but computes its loss for
@@ -43,7 +46,6 @@ config = Config(
     rewards=("tests_fenced", "fenced"),
     pass_at=1.0,  # all tests of a problem
     reward_weights=(2.0, 0.5),
-    reward_timeout=5.0,
     # log-probabilities: from three copies: all tokens masked, a random half masked, and the other half masked
     logp_est="coupled",
     ratio_level="token",
@@ -61,10 +63,6 @@ config = Config(
     clip_low=0.5,
     clip_high=0.5,
     kl_beta=0.01,
-    ref_mode="periodic",
-    ref_sync_interval=32,  # iterations of two updates each: 64 updates
-    ref_sync_mix=0.6,
-    ref_offload=True,
     # optimizer
     learning_rate=1e-6,
     warmup_iters=0,  # the paper's is 1/10,000 of the run: less than an update
@@ -78,8 +76,15 @@ config = Config(
     log_interval=10,
     eval_interval=100,
     eval_size=64,
-    eval_samples=1,
     save_interval=100,
+    use=(
+        curriculum.Keys(difficulty=(0.5, 1.0)),
+        evaluation.Keys(samples=1),
+        memory.Keys(ref_offload=True),
+        moving_reference.Keys(mode="periodic", interval=32, mix=0.6),  # 64 updates, two per iteration
+        programs.Keys(timeout=5.0),
+        texts.Keys(chat_template="chatml"),
+    ),
     model=ModelConfig(dtype="bfloat16", remat=True),
 )
 
@@ -104,15 +109,15 @@ tiny = {  # what --model=tiny changes
     "log_interval": 1,
     "eval_interval": 2,
     "eval_size": 8,
-    "log_samples": 1,
+    "runs.log_samples": 1,
     "model": ModelConfig(),
 }
 small = {  # what --model=small changes: the task, the sizes, and the learning rate, which depends on them
     "init_from": "config/countdown_base.py",
     "dataset": "countdown",
-    "difficulty": (1, 1),
-    "chat_template": None,
-    "instruction": None,
+    "curriculum.difficulty": (1, 1),
+    "texts.chat_template": None,
+    "texts.instruction": None,
     "max_prompt_len": 8,
     "max_new_tokens": 11,
     "rewards": ("countdown",),
@@ -123,13 +128,13 @@ small = {  # what --model=small changes: the task, the sizes, and the learning r
     "batch_size": 32,
     "rollout_chunk": None,
     "logp_chunk": None,
-    "ref_offload": False,
-    "lora_rank": None,  # a small model is smaller than the adapters of a large one
+    "memory.ref_offload": False,
+    "lora": False,  # a small model is smaller than the adapters of a large one
     "learning_rate": 1e-4,
     "gradient_accumulation_steps": 1,
     "max_iters": 85,  # every recipe gets 27 TFLOP, the autoregressive one 4
     "eval_interval": 45,
     "eval_size": 256,
-    "eval_samples": 4,
+    "evaluation.samples": 4,
     "model": base.model,
 }

@@ -7,7 +7,7 @@ masks.
     python train.py config/dream_countdown_grpo.py --model=tiny      on a random Dream: does the recipe run?
     python train.py config/dream_countdown_grpo.py --model=small   countdown, on a base trained first: does it learn?
 
-The LoRA needs 31 GB and fits one card of 80 GB; training all parameters (--lora_rank=None) fits 8 cards, at 42 GB each
+The LoRA needs 31 GB and fits one card of 80 GB; training all parameters (--lora=False) fits 8 cards, at 42 GB each
 (--plan=8xH100).
 
 Not run here on the real model. The settings are those of the paper's script for Dream (2512.03759); the numbers of
@@ -17,7 +17,10 @@ d1's takes LLaDA from 19.5% to 31.3% in 5,000 updates. Tiny: 40 seconds on one o
 from config import Config, diffucoder_grpo
 from config.diffucoder_grpo import shape  # noqa: F401  (DiffuCoder has Dream's shape)
 from config.llada_gsm8k_grpo import FORMAT
+from data import texts
+from loop import evaluation
 from model import ModelConfig
+from variants import curriculum, lora
 
 config = Config(
     objective="grpo",
@@ -25,9 +28,6 @@ config = Config(
     init_from="models/Dream-v0-Instruct-7B",
     # data
     dataset="data/countdown_tasks",  # made on first use, from huggingface.co
-    difficulty=(3, 3),  # rows of three numbers
-    chat_template="chatml",
-    instruction=FORMAT,
     max_prompt_len=400,
     max_new_tokens=256,
     # rollouts: four tokens per step, lowest entropy first
@@ -55,9 +55,6 @@ config = Config(
     clip_high=4e-4,
     kl_beta=1e-3,
     kl_est="k2_sequence",
-    ref_mode="static",
-    lora_rank=128,
-    lora_alpha=64.0,
     # optimizer
     learning_rate=3e-6,
     lr_schedule="constant",
@@ -71,8 +68,13 @@ config = Config(
     seed=42,
     eval_interval=50,
     eval_size=64,
-    eval_samples=1,
     save_interval=50,
+    use=(
+        curriculum.Keys(difficulty=(3, 3)),  # rows of three numbers
+        evaluation.Keys(samples=1),
+        lora.Keys(rank=128, alpha=64.0),
+        texts.Keys(chat_template="chatml", instruction=FORMAT),
+    ),
     model=ModelConfig(dtype="bfloat16", remat=True),
 )
 
@@ -81,7 +83,7 @@ downloads = {
 }
 tiny = diffucoder_grpo.tiny | {  # what --model=tiny changes
     "init_from": "data/tiny/dream",
-    "lora_rank": 4,
+    "lora.rank": 4,
     "dataset": "data/tiny/countdown",
     "out_dir": "out/tiny/dream_countdown_grpo",
     "max_prompt_len": 180,

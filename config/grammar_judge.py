@@ -10,6 +10,7 @@ the first 3 minutes.
 from dataclasses import replace
 
 from config.grammar import config as grammar
+from variants import judge
 
 config = replace(
     grammar,
@@ -17,8 +18,10 @@ config = replace(
     out_dir="out/grammar_judge",
     init_from="config/grammar.py",
     rewards=(),
-    judge_rows=24_000,  # all train rows
     max_iters=1000,  # 400 are enough for 95% of the pairs; a policy would exploit the rest
     learning_rate=5e-4,
     eval_size=512,
+    use=(
+        judge.Keys(n_rows=24_000),  # all train rows
+    ),
 )

@@ -6,14 +6,17 @@ pass for all log-probabilities.
     python train.py config/llada_gsm8k_grpo.py --model=tiny      on a random LLaDA: does the recipe run?
     python train.py config/llada_gsm8k_grpo.py --model=small   countdown, on a base trained first: does it learn?
 
-The LoRA fits one card of 40 GB; training all parameters (--lora_rank=None) fits 8 cards of 80 GB, at 27 GB each
+The LoRA fits one card of 40 GB; training all parameters (--lora=False) fits 8 cards of 80 GB, at 27 GB each
 (--plan=8xH100).
 
 Not run here on the real model. The paper: 7,700 updates, GSM8K from 76.7% to 79.8% (greedy, 256 tokens, 128 steps); a
 user of its code needed 4 days, 96 hours, on 8 H100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.
 """
 from config import Config, diffucoder_grpo
+from data import texts
+from loop import evaluation
 from model import ModelConfig
+from variants import lora, masked_prompt
 
 FORMAT = "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>\n\n"
 
@@ -23,8 +26,6 @@ config = Config(
     init_from="models/LLaDA-8B-Instruct",
     # data
     dataset="gsm8k",
-    chat_template="llada",
-    instruction=FORMAT,  # in the user's turn, because LLaDA's template has no system prompt by default
     max_prompt_len=200,
     max_new_tokens=256,
     # rollouts: blocks of 32 tokens from left to right, two tokens per step, those with the highest sampled probability
@@ -44,7 +45,6 @@ config = Config(
     logp_est="one_step",
     ratio_level="token",
     adv_negative=1.0,
-    p_mask_prompt=0.15,
     updates_per_rollout=12,
     logp_chunk=6,
     # advantages and loss
@@ -55,8 +55,6 @@ config = Config(
     clip_high=0.5,
     kl_beta=0.04,
     # optimizer, for a LoRA on a base in 16 bits (the paper: 4 bits)
-    lora_rank=128,
-    lora_alpha=64.0,
     learning_rate=3e-6,
     lr_schedule="constant",
     warmup_iters=0,  # the paper's is 1/10,000 of the run: one update
@@ -69,8 +67,14 @@ config = Config(
     seed=42,
     eval_interval=50,
     eval_size=64,
-    eval_samples=1,
     save_interval=50,
+    use=(
+        evaluation.Keys(samples=1),
+        lora.Keys(rank=128, alpha=64.0),
+        masked_prompt.Keys(share=0.15),
+        # In the user's turn, because LLaDA's template has no system prompt by default.
+        texts.Keys(chat_template="llada", instruction=FORMAT),
+    ),
     model=ModelConfig(dtype="bfloat16", remat=True),
 )
 
@@ -86,7 +90,7 @@ tiny = diffucoder_grpo.tiny | {  # what --model=tiny changes
     "max_prompt_len": 120,
     "max_new_tokens": 32,
     "block_len": 16,
-    "lora_rank": 4,
+    "lora.rank": 4,
 }
 small = diffucoder_grpo.small | {  # what --model=small changes
     "out_dir": "out/small/llada_gsm8k_grpo",

@@ -5,19 +5,21 @@ exact log-probabilities. The settings are those of EasyDeL's GSM8K script, the l
     python train.py config/llama_gsm8k_grpo.py
     python train.py config/llama_gsm8k_grpo.py --model=tiny      on a random Llama: does the recipe run?
     python train.py config/llama_gsm8k_grpo.py --model=small   countdown, on a base trained first: does it learn?
-    python train.py config/llama_gsm8k_grpo.py --lora_rank=128 --lora_alpha=64 --ref_offload=False
+    python train.py config/llama_gsm8k_grpo.py --lora.rank=128 --lora.alpha=64 --memory.ref_offload=False
 
 The first trains all parameters. By the estimate that every run prints it needs 180 GB on one device, more than a card
 of 80 GB has; 8 cards are enough, at 25 GB each (--plan=8xH100). The last trains a LoRA of d1's rank and needs 26 GB.
 
 Not run here on the real model. Its authors report 79.6% on GSM8K (8 examples in the prompt) before GRPO; we know of no
 number afterwards. Expect hours on several A100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%. A small
-real model is data/smollm2: --init_from=data/smollm2 --chat_template=chatml.
+real model is data/smollm2: --init_from=data/smollm2 --texts.chat_template=chatml.
 """
 from dataclasses import replace
 
 from config import Config, diffucoder_grpo
 from config.llada_gsm8k_grpo import FORMAT
+from data import texts
+from loop import evaluation, memory
 from model import ModelConfig
 
 config = Config(
@@ -26,8 +28,6 @@ config = Config(
     init_from="models/Meta-Llama-3-8B-Instruct",  # or a later one: variants/rope.py has the rope_scaling of 3.1
     # data
     dataset="gsm8k",
-    chat_template="llama3",
-    instruction=FORMAT,
     max_prompt_len=512,
     max_new_tokens=256,
     # rollouts: EasyDeL's script samples with top_p=0.95 and top_k=50 but computes its loss for the whole distribution.
@@ -50,8 +50,6 @@ config = Config(
     loss_type="grpo",
     kl_beta=0.04,
     kl_est="k3",
-    ref_mode="static",
-    ref_offload=True,
     # optimizer
     learning_rate=1e-6,
     warmup_iters=10,
@@ -59,8 +57,12 @@ config = Config(
     max_iters=1401,  # 7,473 questions three times
     eval_interval=100,
     eval_size=64,
-    eval_samples=1,
     save_interval=100,
+    use=(
+        evaluation.Keys(samples=1),
+        memory.Keys(ref_offload=True),
+        texts.Keys(chat_template="llama3", instruction=FORMAT),
+    ),
     model=ModelConfig(causal=True, shift=True, dtype="bfloat16", remat=True),
 )
 

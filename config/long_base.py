@@ -16,7 +16,6 @@ config = replace(
     arith,
     out_dir="out/long_base",
     dataset="data/arith/totals",
-    difficulty=(),
     max_prompt_len=125,
     max_new_tokens=128,
     max_iters=600,
@@ -30,5 +29,6 @@ config = replace(
     block_len=32,
     cache="dual",
     stop_at=None,
+    use=(),
     model=replace(arith.model, rope_theta=1000.0),
 )

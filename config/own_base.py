@@ -15,10 +15,10 @@ config = replace(
     base,
     out_dir="out/own_base",
     dataset="mine.jsonl",
-    difficulty=(),
     max_prompt_len=16,  # bytes, because these rows have no tokenizer of their own
     max_new_tokens=16,
     diffusion_steps=4,
     rewards=("exact",),  # the row's own completion passes; or use your function, as in own_grpo.py
     stop_at=0.25,
+    use=(),
 )

@@ -11,18 +11,18 @@ nats per token. Shorter schedules end at 23% (120 steps) and 46% (260). The caus
 87, 95, 97 and 100%, in 26 minutes. After 100 steps the form and the operation are right; results take longer, because
 their digits are predicted together.
 """
+from checkpoints import adapt, checkpoint
 from config import Config
+from loop import evaluation
 from model import ModelConfig
+from variants import blocks, curriculum, paired
 
 config = Config(
     out_dir="out/smollm2_block",
     init_from="data/smollm2",
-    adapt=True,
     dataset="words",
-    difficulty=(1, 1),
     max_prompt_len=27,
     max_new_tokens=13,
-    paired=True,  # both noisy copies share one clean text
     cache="prefix",
     diffusion_steps=4,  # per block
     rewards=("math",),
@@ -32,9 +32,14 @@ config = Config(
     warmup_iters=5,
     eval_interval=150,
     eval_size=100,
-    eval_samples=1,
     save_interval=150,
-    keep_checkpoints=1,
     log_interval=1,
-    model=ModelConfig(block_causal=4, dtype="bfloat16"),
+    use=(
+        adapt.Keys(),
+        checkpoint.Keys(keep=1),
+        curriculum.Keys(difficulty=(1, 1)),
+        evaluation.Keys(samples=1),
+        paired.Keys(),  # both noisy copies share one clean text
+    ),
+    model=ModelConfig(dtype="bfloat16", use=(blocks.Shape(block=4),)),
 )

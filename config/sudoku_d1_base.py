@@ -9,13 +9,13 @@ it solves 30% of them in four denoising steps. Bases differ: 48% to 66% greedy w
 from dataclasses import replace
 
 from config.sudoku_d1 import config as sudoku
+from variants import curriculum
 
 # A constant learning rate and an average of the parameters: a cosine ends in a sharp minimum, which the first updates
 # of reinforcement learning leave.
 config = replace(
     sudoku,
     out_dir="out/sudoku_d1_base",
-    difficulty=(12, 12),
     diffusion_steps=4,
     learning_rate=1e-3,
     lr_schedule="constant",
@@ -24,4 +24,5 @@ config = replace(
     eval_interval=25,
     eval_size=192,
     stop_at=0.3,
+    use=(curriculum.Keys(difficulty=(12, 12)),),
 )

@@ -9,16 +9,17 @@ It stops once 30% of its sampled answers are right.
 from dataclasses import replace
 
 from config.countdown_base import config as countdown
+from variants import curriculum
 
 config = replace(
     countdown,
     out_dir="out/words_base",
     dataset="words",
-    difficulty=(1, 1),
     max_prompt_len=22,
     max_new_tokens=9,
     rewards=("math",),
     batch_size=32,
     learning_rate=2e-3,
     stop_at=0.3,
+    use=(curriculum.Keys(difficulty=(1, 1)),),
 )

@@ -390,7 +390,8 @@ def chat(
     if name is None and instruction is None:
         return None
     if name not in CHAT:
-        raise ValueError(f"chat_template={name!r}: one of {', '.join(filter(None, CHAT))}, or None for a base model")
+        known = ", ".join(filter(None, CHAT))
+        raise ValueError(f"texts.chat_template={name!r}: one of {known}, or None for a base model")
     from data import chats
 
     write = CHAT[name] or chats.own(tok, [*filter(None, CHAT)])

@@ -55,7 +55,7 @@ def template(name, write, system, tok, instruction):
     lacking = set(re.findall(r"<\|\w+\|>|<\w+>", write([("user", "")]))) - tok.specials.keys()
     if lacking and name != "own":
         raise ValueError(
-            f"chat_template={name!r} writes {', '.join(sorted(lacking))}, which this tokenizer does not "
+            f"texts.chat_template={name!r} writes {', '.join(sorted(lacking))}, which this tokenizer does not "
             "have as special tokens: this model was taught another template, or none (None)"
         )
     form = instruction or ""
@@ -75,5 +75,5 @@ def refuse(turns: Sequence[Any]) -> NoReturn:
     """Raise the error for a row with earlier turns where no template says how they are written."""
     raise ValueError(
         f"a row has messages before its prompt, the first is {quote(turns[0])}: how they are written "
-        "is up to the model, so set chat_template"
+        "is up to the model, so set texts.chat_template"
     )

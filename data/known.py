@@ -40,9 +40,9 @@ def from_format(row: Row) -> Row:
     if read is None:
         raise ValueError(
             'no prompt; expected "prompt", or "question" and "answer" as in GSM8K, or "messages", a chat, or "text", a '
-            f"document; found {', '.join(row) or 'none'}; for other names train.py has --prompt_key=COLUMN and "
-            "--completion_key=COLUMN, also answer_key, tests_key, language_key and difficulty_key; what a data set "
-            'has in another form, rewrite as rows {"prompt", "completion", "answer", "tests"}'
+            f"document; found {', '.join(row) or 'none'}; for other names train.py has --texts.prompt_key=COLUMN "
+            "and --texts.completion_key=COLUMN, also answer_key, tests_key, language_key, difficulty_key; what a data "
+            'set has in another form, rewrite as rows {"prompt", "completion", "answer", "tests"}'
         )
     return read(row) | row
 

@@ -41,11 +41,11 @@ def writer(tok: Any, names: list[str]) -> Callable:
         text = {template["name"]: template["template"] for template in text}.get("default")
     if not text:
         raise ValueError(
-            "chat_template='own', but the tokenizer's files have none: a base model (None), or name one "
+            "texts.chat_template='own', but the tokenizer's files have none: a base model (None), or name one "
             f"of {', '.join(names)}"
         )
     if importlib.util.find_spec("jinja2") is None:
-        raise ValueError("chat_template='own' needs the package jinja2, which is not installed: pip install jinja2")
+        raise ValueError("texts.chat_template='own' needs the package jinja2, not installed: pip install jinja2")
     given = {f"{role}_token": token for role, token in tok.roles.items()} | {"bos_token": "".join(tok.bos)}
     given |= {"tools": None, "documents": None, "add_generation_prompt": True}
     program = RENDERER.replace("MEMORY", str(TEMPLATE_BYTES))

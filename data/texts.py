@@ -48,7 +48,7 @@ class Keys(sections.Section):
     answer_key: str | None = sections.key(None, "column of the answer that rewards compare with")
     tests_key: str | None = sections.key(None, "column of the tests that a program has to pass")
     language_key: str | None = sections.key(None, "column of the programming language")
-    difficulty_key: str | None = sections.key(None, "column of the difficulty, for the keys difficulty and curriculum")
+    difficulty_key: str | None = sections.key(None, "column of the difficulty, for the keys of curriculum")
     limit: float | None = sections.key(None, "largest number of train rows; below 1: a fraction of them; None: all",
                                        sections.POSITIVE)  # fmt: skip
     chat_template: str | None = sections.key(None, "format of prompts; chatml is that of Dream and Qwen, own the "
@@ -59,7 +59,8 @@ class Keys(sections.Section):
 
     def between_keys(self, c):
         yield (self.system_prompt and not self.chat_template,
-               f"system_prompt={self.system_prompt!r}: how it is written is up to the model, so set chat_template")
+               f"texts.system_prompt={self.system_prompt!r}: how it is written is up to the model, so set "
+               "texts.chat_template")  # fmt: skip
 
 
 def template_of(cfg: Any, tok: Tokenizer) -> Callable[..., str] | None:
@@ -84,7 +85,7 @@ def rows_of_steps(rows: list[dict[str, Any]], cfg: Any) -> Callable[[int], np.nd
 def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
     """Read the rows of a split that this run uses.
 
-    Of the train rows `limit` are chosen at random, the same in every run."""
+    Of the train rows texts.limit are chosen at random, the same in every run."""
     keys = Keys.of(cfg)
     columns = {ours: getattr(keys, f"{ours}_key") for ours in RENAMED}
     rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in columns.items() if theirs})
@@ -94,7 +95,7 @@ def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
     if limit and split == "train":
         n = round(limit * len(rows) if limit < 1 else limit)
         if not n:
-            raise ValueError(f"limit={limit} of the {len(rows)} rows of {cfg.dataset}/{split} is not one row")
+            raise ValueError(f"texts.limit={limit} of the {len(rows)} rows of {cfg.dataset}/{split} is not one row")
         order = np.random.default_rng(0).permutation(len(rows))
         rows = [rows[i] for i in sorted(order[:n])]  # from the whole file, which can be sorted
     return rows

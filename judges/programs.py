@@ -25,16 +25,15 @@ from system import sections
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
-    reward_timeout: float = sections.key(1.0, "CPU seconds per program", sections.POSITIVE)
-    reward_workers: int | None = sections.key(None, "programs at a time; None: six per core, at most 64",
-                                              sections.POSITIVE_INT)  # fmt: skip
-    sandbox_unsafe: tuple[str, ...] = sections.key((), "protections to do without on this machine, see "
-                                                   "judges/sandbox.py")  # fmt: skip
+    timeout: float = sections.key(1.0, "CPU seconds per program", sections.POSITIVE)
+    workers: int | None = sections.key(None, "programs at a time; None: six per core, at most 64",
+                                       sections.POSITIVE_INT)  # fmt: skip
+    unsafe: tuple[str, ...] = sections.key((), "protections to do without on this machine, see judges/sandbox.py")
 
     @property
     def settings(self) -> dict[str, Any]:
         """Return the arguments of `sandbox`."""
-        return {"timeout": self.reward_timeout, "workers": self.reward_workers, "unsafe": self.sandbox_unsafe}
+        return {"timeout": self.timeout, "workers": self.workers, "unsafe": self.unsafe}
 
 
 ALIASES = {
@@ -103,8 +102,9 @@ def program(prompt: str, completion: str, entry: str | None = None, language: st
     """Return the program a completion means: its fenced block or itself, if that defines `entry`; else prompt + code.
 
     Of several blocks it is the last that defines `entry`, with those that have what it lacks, else the first; without
-    `entry` the last that does something. Imports and helpers of the prompt come along. A block without `entry` stands alone if the prompt does not begin `entry`
-    either. `entry` is by default the last function of a Python prompt; if there is none, the code stands alone."""
+    `entry` the last that does something. Imports and helpers of the prompt come along. A block without `entry` stands
+    alone if the prompt does not begin `entry` either. `entry` is by default the last function of a Python prompt; if
+    there is none, the code stands alone."""
     if language == "python":
         prompt, goes_on = fences.code_of_prompt(prompt)
         completion = "```python\n" * goes_on + completion

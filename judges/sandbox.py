@@ -87,7 +87,7 @@ except OSError: out.append("write")  # without Landlock a compiler may write eve
 print(*out)
 sys.exit(bool(out))
 """
-ADVICE = "Use Linux 5.13 or newer with seccomp and Landlock, or a virtual machine, or accept it: --sandbox_unsafe="
+ADVICE = "Use Linux 5.13 or newer with seccomp and Landlock, or a virtual machine, or accept it: --programs.unsafe="
 
 
 def named(error):
@@ -257,7 +257,7 @@ class Sandbox:
         from concurrent.futures import ThreadPoolExecutor
 
         if wrong := set(unsafe) - set(HOLDS):
-            raise ValueError(f"sandbox_unsafe: {', '.join(sorted(wrong))} is not among {', '.join(HOLDS)}")
+            raise ValueError(f"programs.unsafe: {', '.join(sorted(wrong))} is not among {', '.join(HOLDS)}")
         cores = usable_cores()
         self.workers = workers or min(MOST, PER_CORE * cores)
         wall = WALL * max(1.0, self.workers / (PER_CORE * cores))

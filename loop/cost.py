@@ -9,6 +9,7 @@ import config
 import model
 from config import Config
 from loop import memory
+from system import sections
 
 
 def pass_flops(cfg, rows, scored, width, keys, last=None):
@@ -25,7 +26,8 @@ def pass_flops(cfg, rows, scored, width, keys, last=None):
         last = width
     queries = (m.n_layer - 1) * width + last
     head = 0 if cfg.objective == "judge" else 2 * scored * D * m.vocab_size
-    mlp = 6 * D * memory.mlp_widths(m).used + 2 * D * getattr(m, "n_experts", 0)
+    experts = sections.find(m, "moe")
+    mlp = 6 * D * memory.mlp_widths(m).used + (2 * D * experts.n_experts if experts else 0)
     return rows * (queries * (4 * D * Q + mlp + 4 * keys * Q) + m.n_layer * width * 4 * D * KV + head)
 
 
@@ -65,8 +67,8 @@ def rollout_flops(cfg):
     if m.causal:  # the cache holds the rest: every token is read once
         return one_pass(rows, new, T, T)
     prompts = one_pass(cfg.batch_size, 0, T, T)
-    if hasattr(m, "block_causal") and cfg.cache != "none":  # each prompt once, and one more pass per block, to cache it
-        b = m.block_causal
+    if m.block and cfg.cache != "none":  # each prompt once, and one more pass per block, to cache it
+        b = m.block
         passes = (min(steps, b) + 1) * -(-new // b)
         return prompts + passes * one_pass(rows, b, b, T, b)
     block = cfg.block_len or new

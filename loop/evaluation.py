@@ -23,8 +23,8 @@ from system import sections, sharding
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
-    eval_samples: int | None = sections.key(None, "samples per val row at the run's temperature; None: 1, grpo 4",
-                                            sections.POSITIVE_INT)  # fmt: skip
+    samples: int | None = sections.key(None, "samples per val row at the run's temperature; None: 1, grpo 4",
+                                       sections.POSITIVE_INT)  # fmt: skip
 
 
 def distinct_ngrams(completions):
@@ -98,13 +98,13 @@ def pass_rates(
 ) -> tuple[dict[str, float], list[dict]]:
     """Complete the rows of `text` (EncodedRows) and score them -> metrics, samples.
 
-    Once greedily, and eval_samples times at the run's temperature. val/greedy and val/sampled are means over prompts of
-    the main reward, or with pass_at of whether it passes. A sample is a dict for samples.jsonl, one per row.
+    Once greedily, and as often as Keys.samples says at the run's temperature. val/greedy and val/sampled are means over
+    prompts of the main reward, or with pass_at of whether it passes. A sample is a dict for samples.jsonl, one per row.
     """
     arrays = text.take(slice(None))
     n_rows = len(text.rows)
     size = cfg.rollout_chunk or n_rows
-    n_samples = Keys.of(cfg).eval_samples or (4 if cfg.objective == "grpo" else 1)
+    n_samples = Keys.of(cfg).samples or (4 if cfg.objective == "grpo" else 1)
     metrics: dict[str, float] = {}
     samples: list[dict] = [{"prompt": texts.readable_prompt(row)} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, n_samples)):

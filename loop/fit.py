@@ -3,7 +3,6 @@ Say how a run that needs too much memory can be made to fit.
 """
 
 import contextlib
-import dataclasses
 from typing import NamedTuple
 
 import config
@@ -25,10 +24,7 @@ def make_fit(cfg, limit, n_devices=None):
         if fit.peak <= limit:
             break
         with contextlib.suppress(ValueError):  # a value that does not divide
-            change = {key: value}
-            if hasattr(cfg.model, key):
-                change = {"model": dataclasses.replace(fit.cfg.model, **change)}
-            changed = dataclasses.replace(fit.cfg, **change)
+            changed = config.changed(fit.cfg, {key: value})
             peak = memory.estimate_bytes(changed, n_devices)["peak"]
             if peak < fit.peak:
                 fit = Fit(changed, fit.changes | {key: value}, peak)
@@ -52,7 +48,7 @@ def smaller_values(cfg, n_devices):
             yield "mesh", (1, n_devices // tensor, tensor)
     yield from (("remat", True), ("dtype", "bfloat16"))
     if grpo and cfg.kl_beta:
-        yield "ref_offload", True
+        yield "memory.ref_offload", True
     yield from halves("batch_size", cfg.batch_size)
     if grpo:
         yield from halves("group_size", cfg.group_size)

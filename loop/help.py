@@ -3,6 +3,7 @@ What --help prints: the keys of a run, each with its default and its meaning.
 """
 import dataclasses
 import inspect
+import itertools
 import re
 import sys
 
@@ -12,7 +13,7 @@ from system import sections, settings
 
 # Keys that a first run may change; --help lists them, --help=all lists every key.
 FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len "
-         "max_new_tokens batch_size learning_rate diffusion_steps temperature use rewards group_size kl_beta "
+         "max_new_tokens batch_size learning_rate diffusion_steps temperature rewards group_size kl_beta "
          "n_layer d_model").split()  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def help_text(everything: bool = False) -> str:
     if everything:
         settings.load_variants()  # a file that cannot be loaded is named below, if it has keys
     for field in dataclasses.fields(config.Config):
-        if field.name == "model":
+        if field.name in ("model", "use", "typed"):
             continue
         if field.metadata["section"]:
             found.append([field.metadata["section"]])
@@ -49,15 +50,17 @@ def help_text(everything: bool = False) -> str:
     for field in dataclasses.fields(ModelConfig):
         if field.name != "use" and (everything or field.name in FIRST):
             found[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))
-    for of in sorted({*sections.declared_keys().values()}) if everything else ():
+    for name, kind in itertools.product(sections.names(), sections.KINDS) if everything else ():
         try:
-            section = getattr(sections.file_of(of.variant), of.kind, sections.Section)
+            section = sections.section_class(name, kind)
         except ValueError as e:
             found.append([str(e)])
-            continue
-        said = comments(section) | {f.name: meaning(f) for f in dataclasses.fields(section) if f.metadata}
-        keys = [help_line(f.name, f.default, said.get(f.name, "")) for f in dataclasses.fields(section)]
-        found.append([f"{of.module.replace('.', '/')}.py, by --use={of.variant} or any of these keys", *keys])
+            break
+        if section:
+            said = comments(section) | {f.name: meaning(f) for f in dataclasses.fields(section) if f.metadata}
+            keys = [help_line(f"{name}.{f.name}", f.default, said[f.name]) for f in dataclasses.fields(section)]
+            path = f"{sections.ELSEWHERE.get(name, f'variants.{name}').replace('.', '/')}.py"
+            found.append([f"{path}, by --{name}=True or any of these keys", *keys])
     lines = [
         "usage: python train.py config/NAME.py [--key=value ...]",
         "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes,",

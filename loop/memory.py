@@ -54,7 +54,7 @@ def copies_per_text(cfg):
 
 def copy_columns(cfg):
     """Count the columns computed per noisy copy of a block model, next to the clean text. 0: not a block model."""
-    block = getattr(cfg.model, "block_causal", None)
+    block = cfg.model.block
     if not block or cfg.objective == "judge":
         return 0
     return cfg.max_new_tokens + min(block - 1 + cfg.model.shift, cfg.max_prompt_len)
@@ -133,19 +133,21 @@ class Widths(NamedTuple):
 
 def mlp_widths(m):
     """Count the columns inside the mlps of a layer. With experts, a token goes through a few of them."""
-    if not hasattr(m, "n_experts"):
+    own = sections.find(m, "moe")
+    if own is None:
         return Widths(m.ff, m.ff)
-    used = (m.experts_per_token + m.n_shared) * m.d_expert
-    dense = m.first_dense / m.n_layer
-    return Widths((m.n_experts + m.n_shared) * m.d_expert, dense * m.ff + (1 - dense) * used)
+    used = (own.experts_per_token + own.n_shared) * own.d_expert
+    dense = own.first_dense / m.n_layer
+    return Widths((own.n_experts + own.n_shared) * own.d_expert, dense * m.ff + (1 - dense) * used)
 
 
 def expert_bytes(m, T, wide):
     """Estimate the bytes that one layer's experts take beyond those of an mlp of their width (variants/moe.py) -> those
     of the tokens of one row of T columns, copied for each of their experts; those of matrices, copied for tiles."""
-    if not hasattr(m, "n_experts"):
+    own = sections.find(m, "moe")
+    if own is None:
         return 0, 0
-    return 6 * T * m.experts_per_token * m.d_model * wide, 4 * m.n_experts * m.d_expert * m.d_model * wide
+    return 6 * T * own.experts_per_token * m.d_model * wide, 4 * own.n_experts * own.d_expert * m.d_model * wide
 
 
 def gathered_bytes(cfg):
@@ -166,7 +168,8 @@ def work_bytes(cfg, row_parts, tensor, wide):
     rows = count_rows(cfg)
     active, saved = (math.ceil(n / row_parts) for n in (rows.active, rows.saved))
     # A layer keeps its norms, q, k, v before and after the rotation, the inside of the mlp, and scores in float32.
-    fused = kernels.fused(m.dtype, m.head_dim, getattr(m, "attn_cap", None))  # variants/gemma.py
+    gemma = sections.find(m, "gemma")
+    fused = kernels.fused(m.dtype, m.head_dim, gemma and gemma.attn_cap)
     scores = 0 if fused else 4 * 2 * m.n_head * (T + copy_columns(cfg))
     layer = T * (wide * (6 * m.d_model + 4 * Q + 4 * KV + 4 * mlp_widths(m).used) + scores) // tensor
     copies, tiles = expert_bytes(m, T, wide)

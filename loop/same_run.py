@@ -3,32 +3,32 @@ Whether a run is the one that a folder already holds: which of its keys have cha
 """
 import json
 import types
-from collections.abc import Iterable
 from typing import Any
 
 import config
 import data
 from config import Config
-from system import sections
+from system import sections, unknown
 
 # Keys that may change on resume, and when a base run is trained no further: they do not affect what is computed, or
 # only for how long. Changing another key would make it another run.
-FREE = ("use model.use out_dir resume eval_only init_from open_as base log_interval eval_interval save_interval "
-        "keep_checkpoints log_samples wandb_log wandb_project wandb_run_name wandb_entity "
-        "reward_timeout reward_workers sandbox_unsafe rollout_chunk logp_chunk ref_offload mesh coordinator "
-        "processes process_id model.dtype model.remat").split()  # fmt: skip
+FREE = ("out_dir resume eval_only init_from checkpoint.open_as base log_interval eval_interval save_interval "
+        "checkpoint.keep runs.log_samples wandb wandb.project wandb.run_name wandb.entity "
+        "programs.timeout programs.workers programs.unsafe rollout_chunk logp_chunk memory.ref_offload mesh "
+        "hosts.coordinator hosts.processes hosts.process_id model.dtype model.remat").split()  # fmt: skip
 LENGTH = ["max_iters", "num_epochs", "stop_at"]
-# Keys of variants as they are in a run that does not use the variant. (Older runs recorded them.)
+# The values with which keys once said that a run does not use a variant, by their names then: runs recorded them.
 OFF: dict[str, Any] = {
     "lora_rank": None,
+    "difficulty": [],
+    "curriculum": [],
     "paired": False,
+    "adapt": False,
+    "wandb_log": False,
     "nll_coef": 0.0,
     "entropy_coef": 0.0,
     "ref_mode": "static",
-    "ref_sync_interval": 64,
-    "ref_sync_mix": 1.0,
-    "difficulty": [],
-    "curriculum": [],
+    "base_bits": None,
     "factor": 1.0,
     "budget": 0.1,
     "repetition_penalty": 1.0,
@@ -38,7 +38,9 @@ OFF: dict[str, Any] = {
     "model.block_causal": None,
     "model.rope_scaling": None,
     "model.gemma": False,
+    "model.n_experts": None,
 }
+EVERY_RUN = sections.ELSEWHERE.keys() - {"adapt"}  # files with keys that every run has
 # Keys that runs had once, with their defaults: a run with another value cannot go on.
 GONE = {
     "step_baseline": 0.0,
@@ -60,7 +62,6 @@ GONE = {
     "model.causal_text": False,
     "model.noise": "mask",
 }
-GONE_FROM_USE = {"dynamic_sampling", "collapse", "joint"}  # names that `use` had for them
 # Keys that only runs of grpo read.
 OF_GRPO = ("logp_est logp_views group_size rollout_steps early_end updates_per_rollout keep_completions "
            "minibatch_size score_after_end adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level "
@@ -72,48 +73,64 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
 
     free: keys that may differ. A key of the model counts only where cfg sets it.
     """
-    now, default = (as_json(config.flatten(c)) for c in (cfg, Config()))
+    now, plain = (as_json(config.flatten(c)) for c in (cfg, Config()))
     for key in ("judge_from", "ref_from"):
         if (now[key] or "").endswith(".py"):
             now[key] = config.read_file(now[key]).out_dir
     if cfg.num_epochs:
         free = [*free, "max_iters"]  # it was computed from num_epochs, and will be
-    names = {*now["use"]} ^ {*was.get("use", now["use"])}
-    declared = config.declared_keys()
-    known = {of.variant for key, of in declared.items() if key in OFF or key in FREE or is_outside_variants(of)}
-    if unlike := sorted(names - known - GONE_FROM_USE):
-        return f"use of {', '.join(unlike)}"
     if cfg.objective != "grpo":
         free = [*free, *OF_GRPO]
-    off = settings_off(now | was) | OFF
-    now, was = off | now, off | was
-    keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
-    keys = [k for k in keys if not (k.startswith("model.") and now[k] == (off | default).get(k))]
-    return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in keys)
+    changes = []
+    for key in dict.fromkeys((*now, *was)):
+        of_model = key.startswith("model.")
+        if key in plain:
+            counts = key in was and not (of_model and now[key] == plain[key])
+        else:
+            counts = (key in now or not of_model) and sections.find_key(key.removeprefix("model.")) is not None
+        here, there = setting(now, key), setting(was, key)
+        if counts and key not in free and here != there:
+            changes.append(f"{key}={here!r} (it was {there!r})")
+    return ", ".join(changes)
+
+
+def setting(values: dict[str, Any], key: str) -> Any:
+    """Look up a key in what `config.flatten` returns. If it is not there: its default, if every run has the file of
+    this key, or another key names it; else None, as the variant is not used."""
+    files = {*EVERY_RUN, *(values[name] for name in config.tables() if name in values)}
+    return values.get(key, as_json(sections.default_of(key)) if file_of(key) in files else None)
+
+
+def as_named_now(was: dict[str, Any]) -> dict[str, Any]:
+    """Return the config in an older run.json with the names that keys have now, without the variants that are off."""
+    new = unknown.renamed()
+    new = new | {f"model.{old}": f"model.{now}" for old, now in new.items()}
+    may_be_off = {file_of(new.get(old, old)) for old in OFF}
+    on = {file_of(new.get(old, old)) for old, value in OFF.items() if was.get(old, value) != value}
+    found = {new.get(name, name): value for name, value in was.items() if name not in ("use", "model.use")}
+    return {name: value for name, value in found.items() if file_of(name) not in may_be_off - on}
+
+
+def file_of(name: str) -> str:
+    """Return the file that a key is typed with: lora of lora.rank."""
+    return name.removeprefix("model.").partition(".")[0]
 
 
 def recorded(was: dict[str, Any]) -> types.SimpleNamespace:
     """Return the config in a run.json {key: value}, also one with keys that are gone, to be read as a Config."""
     values = {name: config.to_tuples(value) for name, value in was.items()}
-    own = {name: values[name] for name, of in config.declared_keys().items() if of.kind == "Keys" and name in values}
-    return types.SimpleNamespace(**vars(Config()) | values | {"use": sections.with_values((), own)})
+    found: dict[Any, dict[str, Any]] = {}
+    for name, value in values.items():
+        key = None if name in sections.fields_of(Config) or name.startswith("model.") else sections.find_key(name)
+        if key and key.kind == "Keys":
+            found.setdefault(key.section, {}).update({key.field: value} if key.field else {})
+    use = tuple(section(**own) for section, own in found.items())
+    return types.SimpleNamespace(**vars(Config()) | values | {"use": use})
 
 
-def as_json(values: dict[str, Any]) -> dict[str, Any]:
+def as_json(values: Any) -> Any:
     """Return values as a run.json has them."""
     return json.loads(json.dumps(values))
-
-
-def settings_off(keys: Iterable[str]) -> dict[str, Any]:
-    """Return the defaults of those keys that a file outside variants/ declares, as JSON has them."""
-    declared = config.declared_keys()
-    found = [key for key in keys if key in declared and is_outside_variants(declared[key])]
-    return as_json({key: sections.section_of(key).__dataclass_fields__[key].default for key in found})
-
-
-def is_outside_variants(declared: sections.Declared) -> bool:
-    """True if a key belongs to no variant, so that every run has it."""
-    return not declared.module.startswith("variants.")
 
 
 def check_base(path: str, base: Config, was: dict[str, Any]) -> None:

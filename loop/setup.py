@@ -17,7 +17,7 @@ import model
 import rl
 from checkpoints import checkpoint
 from loop import runs, start
-from system import hosts, sections, sharding
+from system import hosts, sections, settings, sharding
 
 
 def read_metrics(unread, last, cfg):
@@ -73,7 +73,7 @@ class Run(NamedTuple):
 
 def objective(name):
     """Return what makes the Task of an objective, see rl.OBJECTIVES."""
-    if not model.plugged(rl.OBJECTIVES, name):
+    if not settings.plugged(rl.OBJECTIVES, name):
         sections.refuse("objective", name, rl.OBJECTIVES)
     return rl.OBJECTIVES[name]
 

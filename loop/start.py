@@ -18,7 +18,7 @@ from config import Config
 from data import texts
 from loop import run_rewards
 from model import ModelConfig
-from system import disk, hosts, kernels
+from system import disk, hosts, kernels, sections
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ def check_shape(cfg, shape):
     if config.has_frozen_base(cfg):
         from checkpoints import adapters  # for a run with LoRA
 
-        adapters.check_targets(shape, cfg.lora_targets)
+        adapters.check_targets(shape, sections.find(cfg, "lora").targets)
     check_fits(cfg, shape)
 
 
@@ -163,8 +163,8 @@ def find_checkpoint(cfg):
         from checkpoints import adapters
 
         start = adapters.read_adapters(folder)[0]
-    family = {"open_as": was["open_as"]} if was.get("open_as") else {}
-    return dataclasses.replace(cfg, init_from=start, base=(), **family), folder
+    family = {name: was[name] for name in ["checkpoint.open_as"] if was.get(name)}
+    return config.changed(cfg, {"init_from": start, "base": ()} | family), folder
 
 
 # ---- its model -------------------------------------------------------------------------------------------------------
@@ -205,9 +205,9 @@ def open_model(cfg, folder, adapting):
         from checkpoints.adapt import adapt  # a denoiser needs none of it
 
         params, shape = adapt(params, shape, tok.mask_id, cfg.model)
-    elif hasattr(shape, "block_causal") and hasattr(cfg.model, "block_causal"):
+    elif shape.block and cfg.model.block:
         # A run may set a shorter block: SDAR trains with short blocks first.
-        shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal)
+        shape = sections.changed(shape, {"blocks.block": cfg.model.block})
     shape = huggingface.fit_tokenizer(folder, shape, tok)
     config.check_model(cfg, shape, f"in {folder}")
     return params, tok, config.with_model(cfg, shape).model
@@ -248,18 +248,20 @@ def count_params(params: Any) -> int:
 
 
 def lines_of_keys(cfg):
-    """Yield a line for each section of keys: those of a run that differ from the defaults, as they are typed."""
-    fields = [(f, f.metadata.get("section"), cfg) for f in dataclasses.fields(cfg) if f.name not in ("model", "use")]
-    fields += [(f, "model", cfg.model) for f in dataclasses.fields(cfg.model) if f.name != "use"]
-    for section in (*cfg.use, *cfg.model.use):
-        fields += [(f, config.variant_of(section), section) for f in dataclasses.fields(section)]
+    """Yield a line for each section of keys, as they are typed: what differs from the defaults, all of variants."""
+    fields = [(f, f.metadata.get("section"), cfg) for f in dataclasses.fields(cfg) if f.name not in ("model", "typed")]
+    fields += [(f, "model", cfg.model) for f in dataclasses.fields(cfg.model)]
     lines: dict[str, list[str]] = {}
     title = ""
     for field, section, owner in fields:
         title = section.partition(":")[0] if section else title
         value = getattr(owner, field.name)
-        if value != field.default:
+        if value != field.default and field.name != "use":
             lines.setdefault(title, []).append(f"{field.name}={config.as_typed(value)}")
+    for section in (*cfg.use, *cfg.model.use):  # also their defaults, which nobody typed
+        name = config.variant_of(section)
+        keys = {f"{name}.{key}": value for key, value in vars(section).items()} or {name: True}
+        lines[name] = [f"{key}={config.as_typed(value)}" for key, value in keys.items()]
     for title, keys in lines.items():
         yield f"    {title:13} " + "  ".join(keys)
 

@@ -27,7 +27,7 @@ def has_amx(cpu="/proc/cpuinfo"):
 def sixteen_bits_pay(m):
     """True if a model of this ModelConfig, in float32, would train much faster in bfloat16 here: on a CPU with AMX, if
     its width is 96 or more and it has no experts."""
-    wide = m.d_model >= 96 and not hasattr(m, "n_experts")
+    wide = m.d_model >= 96 and m.mlp != "moe"
     return wide and m.dtype == "float32" and on_cpu() and has_amx()
 
 

@@ -31,13 +31,13 @@ def join(coordinator: str | None = None, count: int | None = None, index: int | 
         meet_by_environment()
     elif coordinator is None or count is None or index is None:
         raise ValueError(
-            f"coordinator={coordinator}, processes={count}, process_id={index}: several processes need "
-            "all three, as in --coordinator=HOST:1234 --processes=2 --process_id=0"
+            f"hosts.coordinator={coordinator}, hosts.processes={count}, hosts.process_id={index}: several processes "
+            "need all three, as in --hosts.coordinator=HOST:1234 --hosts.processes=2 --hosts.process_id=0"
         )
     elif not (0 <= index < count and ":" in coordinator):
         raise ValueError(
-            f"coordinator={coordinator}, processes={count}, process_id={index}: expected HOST:PORT of "
-            f"process 0, and a number from 0 to {count - 1}"
+            f"hosts.coordinator={coordinator}, hosts.processes={count}, hosts.process_id={index}: expected HOST:PORT "
+            f"of process 0, and a number from 0 to {count - 1}"
         )
     else:
         try:

@@ -1,23 +1,21 @@
 """
 Settings that are declared in the file that uses them.
 
-A file outside the core declares its keys in `class Keys(Section)`; a variant of a model, in `class Shape(Section)`.
-Config and ModelConfig read them as their own: somebody who types a key, or writes it in a config file, uses the section
-that has it, and `use` says which these are. A file reads its keys with `Keys.of(cfg)`: what the run has set, or the
-defaults. The first field of a Shape is its switch: with False or None a model goes without that variant.
+A file outside the core declares its keys in `class Keys(Section)`; a variant of a model, in `class Shape(Section)`. A
+run or a model has those that it uses in `use`: in a config file, use=(lora.Keys(rank=16),); on the command line,
+--lora.rank=16, which opens the file of that name. A file reads its keys with `Keys.of(cfg)`: what the run has set, or
+the defaults.
 """
-import ast
 import contextlib
 import dataclasses
-import functools
 import glob
+import itertools
 import math
 import os
-import re
 import sys
-import types
+import typing
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 from system import settings
 from system.settings import variant_of
@@ -63,8 +61,8 @@ def key(default: Any, meaning: str, check: Check | None = None, choices: Collect
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def check_value(field, value):
-    """Raise a ValueError if a value is not one that the key's declaration allows."""
+def check_value(name, field, value):
+    """Raise a ValueError if a value is not one that the key's declaration allows. name: as it is typed."""
     choices, check = field.metadata.get("choices"), field.metadata.get("check")
     if field.metadata.get("table"):
         if isinstance(choices, dict):
@@ -72,9 +70,9 @@ def check_value(field, value):
         elif settings.load(f"variants.{value}"):
             return  # its table is above this file: rl.OBJECTIVES
     if choices and value not in choices:
-        refuse(field.name, value, choices)
+        refuse(name, value, choices)
     if check and value is not None and not check.holds(value):
-        raise ValueError(f"{field.name}={value!r} must be {check.expected}")
+        raise ValueError(f"{name}={value!r} must be {check.expected}")
 
 
 def refuse(name: str, value: Any, choices: Collection) -> NoReturn:
@@ -87,12 +85,12 @@ def refuse(name: str, value: Any, choices: Collection) -> NoReturn:
     raise ValueError(unknown.value(name, value, choices))
 
 
-def check_fields(cfg: Any) -> None:
+def check_fields(cfg: Any, prefix: str = "") -> None:
     """Raise a ValueError if a field of a dataclass of keys has not its annotated type, or a value that its declaration
-    does not allow."""
-    settings.check_types(cfg)
+    does not allow. prefix: what is typed before the names of its fields."""
+    settings.check_types(cfg, prefix)
     for field in dataclasses.fields(cfg):
-        check_value(field, getattr(cfg, field.name))
+        check_value(prefix + field.name, field, getattr(cfg, field.name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +100,15 @@ class Section:
     Here nothing changes; a file overrides what it needs. Where several of a run change the same thing, they do so one
     after the other, in the order of their names. cfg and c: the Config of the run."""
 
+    brings: ClassVar[dict[str, str]] = {}  # of a Shape: the parts of a model that it names, as in {"mlp": "moe"}
+
     def __post_init__(self):
-        check_fields(self)
+        check_fields(self, f"{settings.variant_of(self)}.")
 
     @classmethod
     def of(cls, cfg: Any) -> Self:
         """Return the section of this class that a run uses, or its defaults."""
-        return next((section for section in getattr(cfg, "use", ()) if isinstance(section, cls)), cls())
+        return next((section for section in cfg.use if isinstance(section, cls)), cls())
 
     @property
     def freezes(self) -> bool:
@@ -129,6 +129,11 @@ class Section:
     def pack(self) -> Any:
         """Return pack(name, shape, fetch, dtype), which stores the matrices (L, I, O) of a frozen base in another form
         while they are read (variants/quantized.py); None: they are read as they are."""
+        return None
+
+    @property
+    def block(self) -> int | None:
+        """Return the length of the blocks that a model fills one after the other; None: it has none."""
         return None
 
     @property
@@ -177,6 +182,11 @@ class Section:
         """Change the diffusion.Views of a Rollout."""
         return views
 
+    @property
+    def term(self) -> Any:
+        """Return the rl.Term that is added to the loss; None: nothing is."""
+        return None
+
     # ---- parameters, and what is logged
     def split(self, params: dict, key: Any, cfg: Any) -> tuple[dict, dict | None]:
         """Split starting params into those that are trained and the frozen others, if `freezes`."""
@@ -209,137 +219,167 @@ class Section:
 # ---- the keys of all files -------------------------------------------------------------------------------------------
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOLDERS = "variants", "data", "judges", "system", "checkpoints", "loop"
+# Files outside variants/ that have keys, by the name that is typed before the dot.
+ELSEWHERE = {
+    "texts": "data.texts",
+    "programs": "judges.programs",
+    "adapt": "checkpoints.adapt",
+    "checkpoint": "checkpoints.checkpoint",
+    "evaluation": "loop.evaluation",
+    "hosts": "system.hosts",
+    "memory": "loop.memory",
+    "runs": "loop.runs",
+}
+KINDS = "Keys", "Shape"  # of a run, of its model
 
 
-class Declared(NamedTuple):
-    """Where a key is declared."""
+def section_class(name: str, kind: str) -> type[Section] | None:
+    """Import the file of this name -> its class Keys or Shape; None if there is no such file, or no such class."""
+    file = settings.load(ELSEWHERE.get(name, f"variants.{name}"))
+    return vars(file).get(kind) if file else None
 
-    module: str
-    kind: str  # its class: Keys for the keys of a run, Shape for those of its model
+
+def names() -> list[str]:
+    """List the files that may have keys, without opening them."""
+    paths = glob.glob(os.path.join(ROOT, "variants", "*.py"))
+    return sorted([*ELSEWHERE, *(os.path.basename(path)[:-3] for path in paths)])
+
+
+class Key(NamedTuple):
+    """A key of a section."""
+
+    section: type[Section]
+    field: str  # empty: the name of the file alone, with which the section is put in use or taken out
 
     @property
-    def variant(self) -> str:
-        """Return the name that is typed after --use."""
-        return self.module.rpartition(".")[2]
+    def kind(self) -> str:
+        """Return Keys if it is a key of a run, Shape if of its model."""
+        return self.section.__name__
+
+    @property
+    def type(self) -> Any:
+        """Return the annotation of its value."""
+        return typing.get_type_hints(self.section)[self.field] if self.field else bool
 
 
-@functools.cache
-def declared_keys() -> dict[str, Declared]:
-    """Find the keys of all files, used or not, in their source."""
-    found: dict[str, Declared] = {}
-    for path in (path for folder in FOLDERS for path in sorted(glob.glob(os.path.join(ROOT, folder, "*.py")))):
-        with open(path) as file:
-            source = file.read()
-        if not re.search(r"^class (Keys|Shape)\b", source, re.M):
-            continue
-        module, classes = os.path.relpath(path, ROOT).removesuffix(".py").replace(os.sep, "."), []
-        with contextlib.suppress(SyntaxError):  # importing it says what is wrong
-            classes = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef)]
-        for kind in classes:
-            if kind.name in ("Keys", "Shape"):
-                fields = [field.target for field in kind.body if isinstance(field, ast.AnnAssign)]
-                names = {key.id for key in fields if isinstance(key, ast.Name)}
-                if twice := names & found.keys():
-                    raise ValueError(f"{path}: there is a key {min(twice)} elsewhere, choose another name")
-                found |= dict.fromkeys(sorted(names), Declared(module, kind.name))
+def fields_of(settings: Any) -> dict[str, dataclasses.Field]:
+    """Return the fields of a dataclass {name: field}."""
+    return {field.name: field for field in dataclasses.fields(settings)}
+
+
+def find_key(name: str) -> Key | None:
+    """Find a key of a section by its name, as in lora.rank, in the one file that may have it; None: there is none."""
+    file, dot, field = name.partition(".")
+    for kind in KINDS:
+        section = section_class(file, kind)
+        if section and (field in fields_of(section) or not dot):
+            return Key(section, field)
+    return None
+
+
+def all_keys() -> dict[str, Key]:
+    """Import all files with keys, used or not -> {name: Key}. Files that cannot be loaded are left out."""
+    found: dict[str, Key] = {}
+    for name in names():
+        with contextlib.suppress(ValueError):
+            for section in filter(None, (section_class(name, kind) for kind in KINDS)):
+                found |= {name_of(section, field): Key(section, field) for field in fields_of(section)}
+                found.setdefault(name, Key(section, ""))
     return found
 
 
-def file_of(name: str) -> types.ModuleType | None:
-    """Import the file that declares the section of this name, or a file of variants/; None if there is none."""
-    modules = {found.variant: found.module for found in declared_keys().values()}
-    return settings.load(modules.get(name, f"variants.{name}"))
+def default_of(name: str) -> Any:
+    """Return the default of a key of a section that has been imported; None if it is none."""
+    found = find_key(name)
+    return found and (fields_of(found.section)[found.field].default if found.field else True)
 
 
-def section_of(name: str) -> Any:
-    """Return the class that declares a key."""
-    found = declared_keys()[name]
-    return getattr(file_of(found.variant), found.kind)
+def name_of(section: type[Section], field: str) -> str:
+    """Return how a key is typed."""
+    return f"{section.__module__.rpartition('.')[2]}.{field}"
 
 
-def with_sections(use: tuple, names: Collection[str], kind: str = "Keys") -> tuple:
-    """Add to the sections of `use` those of these names, with their defaults, if their files have keys.
-
-    kind: see Declared."""
-    for section in use:
-        if not dataclasses.is_dataclass(section) or type(section).__name__ != kind:
-            raise ValueError(f"use={use!r}: expected {kind} of files of variants/, as in use=(nll.Keys(),)")
-    there = [variant_of(section) for section in use]
-    if len({*there}) < len(there):
-        raise ValueError(f"use={use!r} has a variant twice")
-    kinds = [getattr(file_of(name), kind, None) for name in dict.fromkeys(names) if name not in there]
-    return *use, *(section() for section in kinds if section)
+def find(cfg: Any, name: str) -> Any:
+    """Return the section that settings use of the file of this name, which is not imported for it; None: it is not
+    used."""
+    return next((section for section in cfg.use if variant_of(section) == name), None)
 
 
-def with_values(use: tuple, values: dict[str, Any], kind: str = "Keys") -> tuple:
-    """Return the sections with these values {key: value}, sorted by name; those that are missing are added, and those
-    that are switched off are left out. kind: see Declared."""
-    declared = {name: declared_keys()[name] for name in values}
-    off = {found.variant for name, found in declared.items() if is_off(name, values[name])}
-    use = tuple(section for section in use if variant_of(section) not in off)
-    wanted = {found.variant: found.module for found in declared.values() if found.variant not in off}
-    use = with_sections(use, wanted, kind)
-    if lacking := {*wanted.values()} - {type(section).__module__ for section in use}:
-        path = min(lacking).replace(".", "/")
-        raise ValueError(f"{path}.py cannot be loaded: it is not there, or another folder of this name comes first")
-
-    def changed(section):
-        own = {name: value for name, value in values.items() if name in section.__dataclass_fields__}
-        return dataclasses.replace(section, **own)
-
-    return tuple(sorted(map(changed, use), key=variant_of))
+def in_order(use: Any, kind: str) -> tuple:
+    """Check the sections of `use` -> them, sorted by name, so that equal settings are equal. kind: of KINDS."""
+    for section in use if isinstance(use, tuple) else (use,):
+        if not isinstance(section, Section) or type(section).__name__ != kind or not isinstance(use, tuple):
+            example = "(lora.Keys(rank=16),)" if kind == "Keys" else "(blocks.Shape(block=4),)"
+            raise ValueError(f"use={use!r}: expected a tuple with {kind} of files of variants/, as in use={example}")
+    used = sorted(use, key=variant_of)
+    for one, other in itertools.pairwise(map(variant_of, used)):
+        if one == other:
+            raise ValueError(f"use={use!r} has {one}.{kind} twice")
+    return tuple(used)
 
 
-def is_off(name: str, value: Any) -> bool:
-    """True if a value says that a model goes without the variant with this key: None or False for its first one."""
-    found = declared_keys()[name]
-    if found.kind == "Keys" or not (value is None or value is False):
-        return False
-    section = getattr(file_of(found.variant), "Shape", Section)
-    return name in [*section.__dataclass_fields__][:1]
+def named(names: Iterable[str], use: tuple) -> tuple:
+    """Add to `use` the Keys of files that are named by a value, as in loss_type=cispo, if they have some."""
+    there = [*map(variant_of, use)]
+    found = [section_class(name, "Keys") for name in dict.fromkeys(names) if name not in there]
+    return *use, *(section() for section in found if section)
 
 
-def named_by_use(names: Iterable[str]) -> list[str]:
-    """Check names of variants after --use -> a list of them."""
-    names = [*names]
-    for name in names:
-        if not {"Keys", "Shape"} & {*vars(file_of(name) or object)}:
-            from system import unknown
-
-            there = sorted({declared.variant for declared in declared_keys().values()})
-            said = unknown.value("use", name, there)
-            raise ValueError(f"{said} (there is no variants/{name}.py with keys of its own, class Keys or Shape)")
-    return names
-
-
-class Flat(type):
-    """The class of settings that take the keys of sections as they take their own, and put them into `use`."""
-
-    kind = "Keys"
-
-    def __call__(cls, *args, **keys):
-        if twice := cls.__dataclass_fields__.keys() & declared_keys().keys():
-            raise ValueError(f"{declared_keys()[min(twice)].module}: there is a key {min(twice)} elsewhere: rename it")
-        declared = [name for name, found in declared_keys().items() if found.kind == cls.kind and name in keys]
-        given = keys.get("use", ())
-        given = given if isinstance(given, tuple) else (given,)
-        names = named_by_use(name for name in given if isinstance(name, str))
-        if others := [name for name in names if not hasattr(file_of(name), cls.kind)]:
-            owner = {"Keys": "the model of a run: ModelConfig", "Shape": "a run: Config"}[cls.kind]
-            raise ValueError(f"use={others[0]!r}: variants/{others[0]}.py has keys of {owner}(use=({others[0]!r},))")
-        use = with_sections(tuple(section for section in given if not isinstance(section, str)), names, cls.kind)
-        keys["use"] = with_values(use, {name: keys.pop(name) for name in declared}, cls.kind)
-        return super().__call__(*args, **keys)
+def changed(cfg: Any, values: dict[str, Any]) -> Any:
+    """Return settings (a Config, ModelConfig or Plan) with these values {name: value}. lora.rank is the key of a
+    section, which is put in use; lora=True does that alone, and lora=False takes it out."""
+    use = {variant_of(section): section for section in values.get("use", cfg.use)}
+    own = unsettled(cfg) if cfg.kind == "Shape" else {}
+    for name, value in values.items():
+        file, dot, field = name.partition(".")
+        if name in fields_of(cfg):
+            own |= {name: value} if name != "use" else {}
+        elif dot or value:
+            kind = section_class(file, cfg.kind)
+            if kind is None or dot and field not in fields_of(kind):
+                raise ValueError(f"{name}={value!r}: there is no such key")
+            section = use.get(file) or kind()
+            use[file] = dataclasses.replace(section, **{field: value}) if dot else section
+        else:
+            use.pop(file, None)
+    return dataclasses.replace(cfg, use=tuple(use.values()), **own)
 
 
-class Shaped(Flat):
-    """The class of settings of a model, whose sections are the Shapes of variants."""
+def flat(cfg: Any) -> dict[str, Any]:
+    """Return the fields of settings, and the keys of the sections in use as they are typed {name: value}."""
+    out = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg) if field.name != "use"}
+    for section in cfg.use:
+        name = variant_of(section)
+        out |= {f"{name}.{field}": value for field, value in vars(section).items()} or {name: True}
+    return out
 
-    kind = "Shape"
+
+# ---- the parts of a model --------------------------------------------------------------------------------------------
 
 
-def used(table: dict[str, Any], cfg: Any) -> dict[str, Any]:
-    """Return the entries of a table that belong to sections that settings use, in the order of the table."""
-    names = [*map(variant_of, cfg.use)]
-    return {name: entry for name, entry in table.items() if name in names}
+def settle(cfg: Any, tables: dict[str, dict]) -> dict[str, str]:
+    """Say which entries a ModelConfig has in `tables` {field: table} -> {field: name}: what its fields name, or what
+    its sections bring. ValueError if two of these say different things, or if nothing has the numbers that an entry
+    needs."""
+    found = {field: (getattr(cfg, field), f"{field}={getattr(cfg, field)!r}") for field in tables}
+    plain = {field: next(iter(table)) for field, table in tables.items()}
+    brought = [(who, field, name) for who, brings in cfg.brought() for field, name in brings.items()]
+    for who, field, name in brought:
+        there, said_by = found[field]
+        if there not in (plain[field], name):
+            raise ValueError(f"{said_by} and {who} exclude each other in a model: both say what its {field} is")
+        found[field] = name, who
+    for field, (name, _) in found.items():
+        if not settings.plugged(tables[field], name):
+            refuse(field, name, tables[field])
+        needed = [s for s in Section.__subclasses__() if s.brings.get(field) == name]
+        if needed and name not in [entry for _, where, entry in brought if where == field]:
+            file = needed[0].__module__.rpartition(".")[2]
+            raise ValueError(f"{field}={name!r} needs use=({file}.Shape(),), as in --{file}=True; without it, set "
+                             f"{field}={plain[field]!r}")  # fmt: skip
+    return {field: name for field, (name, _) in found.items()}
+
+
+def unsettled(cfg: Any) -> dict[str, str]:
+    """Return the fields of a ModelConfig that name what its sections brought, as they are without them."""
+    return {field: fields_of(cfg)[field].default for _, brings in cfg.brought() for field in brings}

@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 # ---- what variants add -----------------------------------------------------------------------------------------------
 
@@ -96,34 +96,25 @@ def written_in(entry: Any) -> str:
 
 
 def variant_of(section: Any) -> str:
-    """Return the name of the file in variants/ that a section is declared in."""
+    """Return the name of the file that a section is declared in."""
     return type(section).__module__.rpartition(".")[2]
-
-
-class Sections:
-    """Settings that variants add to. `use` holds a frozen dataclass of each variant that is used, and a field of one
-    reads as if it were one of these settings: cfg.nll_coef is that of variants/nll.py. Without it there is none."""
-
-    use: tuple[Any, ...]
-
-    def __getattr__(self, name: str) -> Any:
-        for section in self.__dict__.get("use", ()):
-            if name in section.__dataclass_fields__:
-                return getattr(section, name)
-        raise AttributeError(f"{type(self).__name__} has no {name}, nor has a variant that it uses")
 
 
 # ---- types -----------------------------------------------------------------------------------------------------------
 
 
-def check_types(cfg: Any) -> None:
-    """Raise a ValueError if a field of a dataclass has not its annotated type (an int will do for a float)."""
+def check_types(cfg: Any, prefix: str = "") -> None:
+    """Raise a ValueError if a field of a dataclass has not its annotated type (an int will do for a float).
+
+    prefix: what is typed before the names of its fields"""
     for name, kind in typing.get_type_hints(type(cfg)).items():
+        if typing.get_origin(kind) is ClassVar:
+            continue
         value = getattr(cfg, name)
         if not fits(value, kind):
             from system import unknown  # has the words
 
-            raise ValueError(f"{name}={value!r}: expected {unknown.expected(kind)}, got {type(value).__name__}")
+            raise ValueError(f"{prefix}{name}={value!r}: expected {unknown.expected(kind)}, got {type(value).__name__}")
 
 
 def fits(value: Any, kind: Any) -> bool:
@@ -168,6 +159,9 @@ def rules_of_a_model(cfg: Any) -> Iterator[tuple[Any, str]]:
         "even number")
     yield cfg.causal and not cfg.shift, (
         "causal=True needs shift=True: a position that sees its own token cannot predict it")
+    yield "causal" in (cfg.mask, cfg.read) and not cfg.causal, (
+        f"mask={cfg.mask!r}, read={cfg.read!r} need causal=True; without it, set mask='all' and read='own'")
+    yield cfg.read == "shifted" and not cfg.shift, "read='shifted' needs shift=True; without it, set read='own'"
     yield cfg.dtype not in ("float32", "bfloat16"), f"dtype={cfg.dtype!r}: one of float32, bfloat16"
     ids = [(name, getattr(cfg, name)) for name in ("mask_id", "eos_id", "pad_id", "bos_id")]
     ids += [("end_ids", i) for i in cfg.end_ids]

@@ -15,15 +15,24 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from system import sections
+
 FILE = Path(__file__).parents[1] / "config/elsewhere.txt"
-ANSWER = {"=": "here it is ", "-": "there is no such thing here: "}  # what to say before the last column of FILE
+# What to say before the last column of FILE.
+ANSWER = {"=": "here it is ", "-": "there is no such thing here: ", ">": "it is now "}
 
 
 @functools.cache
 def foreign_keys():
-    """Read config/elsewhere.txt: [[key of another program, "=" or "-", our key or why there is none], ...]."""
+    """Read config/elsewhere.txt: [[key of another program, "=", "-" or ">", our key or why there is none], ...]."""
     lines = FILE.read_text().splitlines()
     return [line.split(maxsplit=2) for line in lines if line.strip() and line[0] != "#"]
+
+
+@functools.cache
+def renamed() -> dict[str, str]:
+    """Return how our own keys were called once, and how they are called now {old: new}."""
+    return {old: new for old, sign, new in foreign_keys() if sign == ">"}
 
 
 def value(name: str, value: object, choices: Collection) -> str:
@@ -37,23 +46,37 @@ def value(name: str, value: object, choices: Collection) -> str:
 
 
 def key(name: str, known: Collection[str]) -> str:
-    """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so."""
+    """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so.
+
+    known: the keys of a run without variants; those of variants are looked up here."""
     message = f"unknown config key {name!r}"
     leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
-    for word, (theirs, sign, answer) in itertools.product(dict.fromkeys((name, leaf)), foreign_keys()):
+    keys = sections.all_keys()
+    file = name.removeprefix("model.").partition(".")[0]
+    own = [one for one in keys if one.partition(".")[0] == file]
+    words = dict.fromkeys((name, name.removeprefix("model.")) if own else (name, leaf))
+    for word, (theirs, sign, answer) in itertools.product(words, foreign_keys()):
         if fnmatch.fnmatchcase(word, theirs):
             return f"{message}: {ANSWER[sign]}{answer}"
-    names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
-    near = difflib.get_close_matches(name, names, 1, 0.7)
-    question = f", did you mean {names[near[0]]!r}?" if near else "; see --help=all"
-    return message + question
+    names = {k.split(".")[-1]: k for k in known} | {k: k for k in (*known, *keys)} | renamed()
+    names = {k: k for k in own} or names
+    near = difflib.get_close_matches(name.removeprefix("model.") if own else name, names, 1, 0.7)
+    there = f"; there are {', '.join(own)}" if own else ""
+    if "." in name and not own:
+        there = f"; before the dot there may be {', '.join(dict.fromkeys(k.partition('.')[0] for k in keys))}"
+    return message + (f", did you mean {names[near[0]]!r}?" if near else "" if there else "; see --help=all") + there
 
 
-def keyword(name: str, known: Collection[str], declared: dict[str, Any]) -> str:
-    """Return the message for a keyword of Config(...) that does not exist. declared: from sections.declared_keys."""
-    if f"model.{name}" in known or name in declared and declared[name].kind == "Shape":
+def keyword(name: str, known: Collection[str]) -> str:
+    """Return the message for a keyword of Config(...) that does not exist."""
+    if new := renamed().get(name):
+        file, _, field = new.partition(".")
+        kind = getattr(sections.find_key(new), "kind", "Keys")
+        owner = "Config" if kind == "Keys" else "ModelConfig"
+        return f"{name} is now {new}: {owner}(use=({file}.{kind}({field and field + '=...'}),))"
+    if f"model.{name}" in known:
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
-    return key(name, [*known, *declared])
+    return key(name, known)
 
 
 def file(name: str, there: list[str]) -> str:
@@ -66,13 +89,13 @@ def file(name: str, there: list[str]) -> str:
     return f"no config file {name!r}{question}; as config/NAME.py there are {', '.join(there)}"
 
 
-def raised(error: Exception, path: str, known: Collection[str], declared: dict[str, Any]) -> str:
-    """Return the message for an error that a config file raises, with the line of the file. known, declared: as in
-    `keyword`, for a key of ModelConfig(...) that does not exist."""
+def raised(error: Exception, path: str, known: Collection[str]) -> str:
+    """Return the message for an error that a config file raises, with the line of the file. known: as in `key`, for a
+    key of ModelConfig(...) that does not exist."""
     key = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     message = str(error)
     if key:
-        message = keyword(key[1], known, declared)
+        message = keyword(key[1], known)
     elif not isinstance(error, (ValueError, ImportError, SyntaxError)):
         message = f"{type(error).__name__}: {message}"
     frames = traceback.extract_tb(error.__traceback__)

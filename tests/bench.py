@@ -27,6 +27,8 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
+import shared
+
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from judges import sandbox
 from system import terminal
@@ -189,7 +191,7 @@ def train(options):
     torch, twin = prepare()
     rate = matmul_rate(torch, options)
     for name, (shape, B, T, *_) in some(options, TOY, dict([*SIZES.items()][1:]), SIZES).items():
-        cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, eos_id=V - 2, **shape)
+        cfg = shared.shape(vocab_size=V, mask_id=V - 1, eos_id=V - 2, **shape)
         run = config.Config(batch_size=B, max_prompt_len=0, max_new_tokens=T, model=cfg)
         params, noised, step = learner(run)
         gradient = jax.jit(jax.value_and_grad(functools.partial(diffusion.loss, cfg=cfg), has_aux=True))
@@ -240,7 +242,7 @@ def sample(options):
         for (steps, block_len), (group, chunk) in itertools.product(plans, ways):
             way = f", groups of {group}" * (group > 1) + f", {chunk} at a time" * (chunk < B)
             label = f"{name}, T={T}, batch {B}{way}, {new} new in blocks of {block_len}"
-            cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, **shape)
+            cfg = shared.shape(vocab_size=V, mask_id=V - 1, **shape)
             plan = sampler.Plan(steps=steps, block_len=block_len)
             jobs[label, steps] = B * new, (torch, twin, cfg, B, T, T - new, plan, group, chunk)
 
@@ -599,11 +601,11 @@ def curves(task, options, torch, twin, other=None):
     quick = options.quick or task == "long"  # which takes an hour otherwise
     n_rows = 4 if options.toy else 32 if quick else 512 if options.runs else 128
     params, run, arrays, score = asked(f"{task}_base", n_rows, other)
-    n, own = run.max_new_tokens, getattr(run.model, "block_causal", None)
+    n, own = run.max_new_tokens, run.model.block
     z, found = sampler.masked_tokens(arrays, run.model), {}
 
     def ours(how):
-        plan = sampler.Plan(**{"steps": own or n, "block_len": n, "early_end": True} | how)
+        plan = shared.plan(**{"steps": own or n, "block_len": n, "early_end": True} | how)
         keys = sampler.row_keys(jax.random.key(0), len(z))  # a quarter of the rows at a time, as in a rollout
         x, trace = jax.block_until_ready(sampler.fill_rows(params, keys, arrays, run, plan, len(z) // 4))
         return x, float(np.mean(trace["n_steps"])), trace["passes"]
@@ -697,7 +699,7 @@ def growing(what, n, usual, shape):
     """A row of the table -> {name: call}, {name: FLOPs}."""
     size = usual | {what: n}
     T, B = size["T"], size["batch"]
-    cfg = model.ModelConfig(**shape, vocab_size=size["V"], mask_id=size["V"] - 1, eos_id=size["V"] - 2)
+    cfg = shared.shape(**shape, vocab_size=size["V"], mask_id=size["V"] - 1, eos_id=size["V"] - 2)
     run = config.Config(batch_size=B, max_prompt_len=0, max_new_tokens=T, model=cfg)
     if what == "views":
         run = dataclasses.replace(run, objective="grpo", init_from="x", rewards=("length",), logp_est="elbo",
@@ -785,7 +787,7 @@ the policy of the rollout for both updates (ours needs them for the second); Ada
 completions, rewards and masks, in two updates. Best of several, in ms""")
     sizes = some(options, ITERATION_TOY, ITERATIONS)
     for name, (shape, (N, G), (prompt, new), (steps, block), estimator) in sizes.items():
-        cfg = model.ModelConfig(**shape, mask_id=shape["vocab_size"] - 1, eos_id=shape["vocab_size"] - 2)
+        cfg = shared.shape(**shape, mask_id=shape["vocab_size"] - 1, eos_id=shape["vocab_size"] - 2)
         run = config.Config(objective="grpo", init_from="x", rewards=("length",), batch_size=N, group_size=G,
                             ratio_level="token", adv_negative=1.0,
                             max_prompt_len=prompt, max_new_tokens=new, diffusion_steps=steps, block_len=block,

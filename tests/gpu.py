@@ -27,6 +27,7 @@ import bench
 import jax
 import jax.numpy as jnp
 import numpy as np
+import shared
 
 import config
 import data
@@ -157,15 +158,16 @@ def small_run(options, name, **changes):
     if not os.path.exists(base):
         tok = data.Tokenizer.bytes()
         size = sized(options, dict(n_layer=2, n_head=2, d_model=32), dict(n_layer=4, n_head=4, d_model=128))
-        shape = start.with_ids(model.ModelConfig(**size), tok)
+        shape = start.with_ids(shared.shape(**size), tok)
         huggingface.save(base, model.init(jax.random.key(0), shape), shape)
         tok.save(base)
     fixed = dict(logp_est="trace", ratio_level="token", adv_negative=1.0)
     fixed |= dict(objective="grpo", init_from=base, out_dir=f"{options.folder}/{name}", max_prompt_len=3,
                  max_new_tokens=4, batch_size=4, group_size=4, updates_per_rollout=2, diffusion_steps=4, eval_size=4,
-                 eval_samples=1, eval_interval=1000, log_interval=1, log_samples=0, warmup_iters=0,
+                 **{"evaluation.samples": 1}, eval_interval=1000, log_interval=1, **{"runs.log_samples": 0},
+                 warmup_iters=0,
                  lr_schedule="constant", learning_rate=1e-3)  # fmt: skip
-    return config.Config(**fixed | changes)
+    return shared.run(**fixed | changes)
 
 
 def trained(cfg):
@@ -182,7 +184,7 @@ def logged_updates(cfg):
 
 def ratios(options):
     """two iterations that change nothing, in 16 bits: every ratio of the second update must be exactly 1"""
-    for name, more in (("all weights", {}), ("LoRA", {"lora_rank": 4}))[: sized(options, 1, 2)]:
+    for name, more in (("all weights", {}), ("LoRA", {"lora.rank": 4}))[: sized(options, 1, 2)]:
         cfg = small_run(options, f"ratios {name}", model=model.ModelConfig(dtype="bfloat16"), max_iters=2,
                         learning_rate=1e-30, logp_est="coupled_elbo", ratio_level="sequence", clip_low=4e-4,
                         clip_high=4e-4, **more)  # fmt: skip
@@ -196,7 +198,7 @@ def device_and_cpu(options):
     """Fill the same masks with the same weights on this device and on the CPU, in float32."""
     B, T, new = sized(options, (4, 16, 8), (64, 96, 64))
     size = sized(options, dict(d_model=16, n_layer=2), dict(d_model=128, n_layer=4))
-    cfg = model.ModelConfig(vocab_size=bench.V, mask_id=bench.V - 1, **size)
+    cfg = shared.shape(vocab_size=bench.V, mask_id=bench.V - 1, **size)
     params = model.init(jax.random.key(0), cfg)
     params["head"] *= 10  # probabilities far apart, so that rounding decides nothing
     z = jax.random.randint(jax.random.key(1), (B, T), 0, bench.V - 1).at[:, T - new :].set(cfg.mask_id)
@@ -248,7 +250,7 @@ def resumed_in(options, dtype):
 
 def learn(options):
     """the first command of the README, the sudoku base and GRPO: their curves and seconds"""
-    small = sized(options, dict(max_iters=2, eval_interval=2, eval_size=4, limit=64, batch_size=4), {})
+    small = sized(options, dict(max_iters=2, eval_interval=2, eval_size=4, **{"texts.limit": 64}, batch_size=4), {})
     of_grpo = small | dict(rollout_chunk=None) | sized(options, dict(keep_completions=4), {})
     begun, evaluate, name = time.perf_counter(), trainer.evaluate_and_log, ""
 
@@ -261,9 +263,9 @@ def learn(options):
 
     for name, changes in {"sudoku_base": small, "sudoku_grpo": of_grpo}.items():
         cfg = config.read_file(f"config/{name}.py")
-        shape = dataclasses.replace(cfg.model, **sized(options, dict(n_layer=1, d_model=16, n_head=2), {}))
+        shape = shared.changed(cfg.model, **sized(options, dict(n_layer=1, d_model=16, n_head=2), {}))
         start_from = cfg.init_from and f"{options.folder}/sudoku_base"
-        cfg = dataclasses.replace(cfg, out_dir=f"{options.folder}/{name}", model=shape, init_from=start_from, **changes)
+        cfg = shared.changed(cfg, out_dir=f"{options.folder}/{name}", model=shape, init_from=start_from, **changes)
         with mock.patch.object(trainer, "evaluate_and_log", noted):
             state, _ = trainer.train(cfg)
         yield Figure(f"{name}, seconds from the beginning", time.perf_counter() - begun, "s", f"{state.step} steps")
@@ -279,7 +281,7 @@ BILLION_TINY = dict(vocab_size=512, mask_id=511, eos_id=510, n_layer=9, n_head=2
 def billion(options):
     """Return the Config of the training step that is measured."""
     shape, B, T = sized(options, BILLION_TINY, BILLION)
-    shape = model.ModelConfig(**shape, dtype="bfloat16")
+    shape = shared.shape(**shape, dtype="bfloat16")
     return config.Config(batch_size=B, max_prompt_len=0, max_new_tokens=T, model=shape)
 
 
@@ -414,9 +416,9 @@ class Sampling(NamedTuple):
     def ways(self):
         """Return {name: Plan}."""
         blocks = dict(steps=self.steps, block_len=self.block)
-        return {"plain": sampler.Plan(steps=self.steps, block_len=self.new), "blocks": sampler.Plan(**blocks),
-                "prefix cache": sampler.Plan(**blocks, cache="prefix"),
-                "dual cache": sampler.Plan(**blocks, cache="dual")}  # fmt: skip
+        return {"plain": sampler.Plan(steps=self.steps, block_len=self.new), "blocks": shared.plan(**blocks),
+                "prefix cache": shared.plan(**blocks, cache="prefix"),
+                "dual cache": shared.plan(**blocks, cache="dual")}  # fmt: skip
 
     def jobs(self):
         """Yield (texts at a time, name, Plan)."""
@@ -431,7 +433,7 @@ def sizes_of_sampling(options):
     """Return the Sampling of LLaDA-8B, with 2 tokens per pass and blocks of 32 as in d1."""
     shape = config.run_file("config/llada_gsm8k_grpo.py")["shape"]
     tiny = dict(vocab_size=512, mask_id=511, eos_id=510, n_layer=9, n_head=2, d_model=32)
-    cfg = model.ModelConfig(**sized(options, tiny, shape), dtype="bfloat16")
+    cfg = shared.shape(**sized(options, tiny, shape), dtype="bfloat16")
     return Sampling(cfg, *sized(options, (8, 16, 8, 4, (2,)), (64, 256, 128, 32, (1, 8))))
 
 
@@ -542,11 +544,11 @@ def llada_config(options):
     which are one micro-batch of the recipe."""
     flags = ["--batch_size=1", "--gradient_accumulation_steps=1"]
     if options.toy:
-        flags += ["--max_prompt_len=8", "--max_new_tokens=8", "--block_len=4", "--diffusion_steps=4", "--lora_rank=2",
+        flags += ["--max_prompt_len=8", "--max_new_tokens=8", "--block_len=4", "--diffusion_steps=4", "--lora.rank=2",
                   "--updates_per_rollout=2"]  # fmt: skip
     cfg = config.load(["config/llada_gsm8k_grpo.py", *flags], for_plan=True)
     tiny = dict(vocab_size=512, mask_id=511, eos_id=510, pad_id=510, n_layer=9, n_head=2, d_model=32, d_ff=None)
-    shape = dataclasses.replace(cfg.model, **sized(options, tiny, {}))
+    shape = shared.changed(cfg.model, **sized(options, tiny, {}))
     return dataclasses.replace(cfg, model=shape, rewards=("length",), reward_weights=())
 
 

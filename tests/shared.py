@@ -12,18 +12,39 @@ import jax
 import numpy as np
 import pytest
 
+import config
 import data
 import diffusion
 import grpo
 import model
 import rewards
 import rl
+import sample
 from checkpoints import checkpoint, huggingface
+from system import sections
 from variants import paired as pairs
 
 # Keys that no compiled function depends on: where a run reads and writes, and when it does what.
 FREE = ("out_dir dataset init_from resume eval_only seed rewards eval_rewards eval_interval save_interval log_interval "
-        "keep_checkpoints stop_at eval_size log_samples wandb_log wandb_project wandb_entity").split()  # fmt: skip
+        "stop_at eval_size typed").split()  # fmt: skip
+FREE_FILES = "checkpoint", "runs", "wandb"
+
+
+def changed(cfg, **keys):
+    """Return settings with these keys, named as on the command line."""
+    return (config if isinstance(cfg, config.Config) else sections).changed(cfg, keys)
+
+
+def run(**keys):
+    return changed(config.Config(), **keys)
+
+
+def shape(**keys):
+    return changed(model.ModelConfig(), **keys)
+
+
+def plan(**keys):
+    return changed(sample.Plan(), **keys)
 
 
 def slow(*case):
@@ -42,7 +63,8 @@ likelihood, logits_of = map(compiled, (diffusion.likelihood, model.logits))
 views = jax.jit(diffusion.views, static_argnames=("name", "n", "cfg"))
 
 
-SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4, log_samples=0, diffusion_steps=2,
+SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4, **{"runs.log_samples": 0},
+               diffusion_steps=2,
                warmup_iters=0, lr_schedule="constant", max_iters=1, eval_interval=1, log_interval=1)  # fmt: skip
 
 
@@ -67,7 +89,7 @@ def byte_model(folder, dtype="float32", n_out=None, **switches):
     """Write a small random model with our tokenizer of bytes -> its params, its ModelConfig."""
     tok = data.Tokenizer.bytes()
     ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
-    cfg = model.ModelConfig(**dict(n_layer=1, n_head=2, d_model=16) | ids | switches)
+    cfg = shape(**dict(n_layer=1, n_head=2, d_model=16) | ids | switches)
     params = model.cast(model.init(jax.random.key(0), cfg, n_out), dtype)
     huggingface.save(folder, params, cfg)
     tok.save(folder)
@@ -167,7 +189,8 @@ def compiled_once():
     def shared_update(loss, tx, cfg, gradient=None):
         if gradient:
             return make_update(loss, tx, cfg, gradient)
-        key = (known(loss), *((k, v) for k, v in vars(cfg).items() if k not in FREE))
+        key = (known(loss), *((k, v) for k, v in vars(cfg).items() if k not in (*FREE, "use")),
+               tuple(s for s in cfg.use if config.variant_of(s) not in FREE_FILES))
         return made.setdefault(key, make_update(loss, tx, cfg))
 
     with pytest.MonkeyPatch.context() as m:

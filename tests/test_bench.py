@@ -12,6 +12,7 @@ import bench
 import gpu
 import jax
 import pytest
+import shared
 
 import data
 import model
@@ -96,7 +97,7 @@ def small_run(folder, config=config):
     """A run of a config file with a tiny model that never learnt anything."""
     tok = data.tokenizer(config.dataset)
     ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
-    cfg = replace(config, out_dir=str(folder), model=replace(config.model, n_layer=1, d_model=16, **ids))
+    cfg = replace(config, out_dir=str(folder), model=shared.changed(config.model, n_layer=1, d_model=16, **ids))
     state = State(1, model.init(jax.random.key(0), cfg.model), (), None, None)
     checkpoint.save_run(cfg, state, tok, None, finished=True)
 

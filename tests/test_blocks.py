@@ -28,14 +28,15 @@ from variants import blocks, estimators, lora  # noqa: F401
 
 SDAR, FAST = "tests/fixtures/sdar", "tests/fixtures/fastdllm2"
 KEY = jax.random.key(0)
-CFG = model.ModelConfig(vocab_size=5, n_layer=2, n_head=2, d_model=16, d_ff=32, block_causal=2, qk_norm=True, mask_id=4,
+CFG = shared.shape(vocab_size=5, n_layer=2, n_head=2, d_model=16, d_ff=32, **{"blocks.block": 2}, qk_norm=True,
+                   mask_id=4,
                         eos_id=3)  # fmt: skip
 FAR = far(model.init(KEY, CFG), 0.3)  # sure of something
 X = jax.random.randint(jax.random.key(1), (3, 6), 0, 4)
 
 
 def of(**switches):
-    return dataclasses.replace(CFG, **switches)
+    return shared.changed(CFG, **switches)
 
 
 @functools.cache
@@ -56,7 +57,7 @@ def test_logits_equal_those_of_the_original_code(folder, kind):
 
 
 def test_shares_of_masks_are_spread_evenly_over_all_blocks_of_a_batch():
-    mask = jax.jit(functools.partial(blocks.mask_blocks, cfg=of(block_causal=8)))
+    mask = jax.jit(functools.partial(blocks.mask_blocks, cfg=of(**{"blocks.block": 8})))
     *_, t = mask(KEY, jnp.zeros((4, 16), int), jnp.ones((4, 16), bool), None)
     close(jnp.sort(t[:, ::8].reshape(-1)), np.arange(1, 9) / 8, 1e-6)
 
@@ -78,7 +79,7 @@ def one_pass(params, z, x, cfg, valid):
 def alone(params, x, M, cfg, valid=None):
     """log p of every token of x (N, T) under M (N, T), each block read from the text before it by a pass of its own."""
     valid = jnp.ones(x.shape, bool) if valid is None else valid
-    block = model.positions_of(valid, x.shape[1]) // cfg.block_causal
+    block = model.positions_of(valid, x.shape[1]) // cfg.block
     masked = lambda n: jnp.where(M & (block >= n), cfg.mask_id, x)
     parts = [jnp.where(block == n, one_pass(params, masked(n), x, cfg, valid), 0) for n in range(int(block.max()) + 1)]
     return np.asarray(sum(parts))
@@ -86,7 +87,7 @@ def alone(params, x, M, cfg, valid=None):
 
 @pytest.mark.parametrize("switches, quick", [(dict(shift=True), True), *(
     pytest.param(more, False, marks=pytest.mark.slow)
-    for more in (dict(), dict(shift=True), dict(window=3), dict(n_layer=9, shift=True)))])  # fmt: skip
+    for more in (dict(), dict(shift=True), dict(**{"gemma.window": 3}), dict(n_layer=9, shift=True)))])  # fmt: skip
 def test_one_clean_copy_serves_all_views_as_a_pass_for_every_block_does(switches, quick):
     cfg, valid = of(**switches), jnp.arange(6) >= jnp.array([[0], [1], [2]])  # padding: columns are no positions
     M = valid & (jax.random.uniform(KEY, (4, 3, 6)) < 0.6)
@@ -107,14 +108,14 @@ def test_padding_on_the_left_does_not_move_the_blocks():
 
 
 def test_a_block_of_the_whole_text_is_the_bidirectional_model():
-    block, plain = of(block_causal=6), of(block_causal=None)
+    block, plain = of(**{"blocks.block": 6}), of(blocks=False)
     close(logits_of(FAR, X, block), logits_of(FAR, X, plain), 2e-6)
     batch = noise_of(KEY, data.Batch(X, jnp.ones(X.shape, bool), None), block, paired=True)
     close(loss(FAR, batch, block)[0], loss(FAR, batch, plain)[0], 2e-6)
 
 
 def test_blocks_of_one_are_an_autoregressive_model():
-    cfg, texts = of(block_causal=1), jnp.array(list(itertools.product(range(4), repeat=3)))
+    cfg, texts = of(**{"blocks.block": 1}), jnp.array(list(itertools.product(range(4), repeat=3)))
     batch = data.Batch(texts, jnp.ones(texts.shape, bool), None)
     noisy = noise_of(KEY, batch, cfg)
     assert (noisy.z == cfg.mask_id).all()  # the bound needs no luck
@@ -126,7 +127,7 @@ def test_blocks_of_one_are_an_autoregressive_model():
 
 def exact_bound(params, x, cfg):
     """The ELBO of x (T,): over the blocks, the mean over all orders in which a block's tokens can come."""
-    T, b, cases = len(x), cfg.block_causal, []  # what is masked, which token is read then, and its share
+    T, b, cases = len(x), cfg.block, []  # what is masked, which token is read then, and its share
     for first in range(0, T, b):
         orders = list(itertools.permutations(range(first, min(first + b, T))))
         cases += [(np.isin(np.arange(T), o[n:]), i, 1 / len(orders)) for o in orders for n, i in enumerate(o)]
@@ -138,7 +139,7 @@ def exact_bound(params, x, cfg):
 @pytest.mark.parametrize("b, paired", [(2, True), *(pytest.param(*x, marks=pytest.mark.slow)
                                                     for x in ((2, False), (3, False), (3, True)))])  # fmt: skip
 def test_the_loss_is_on_average_the_exact_bound(b, paired):
-    cfg, x = of(block_causal=b), X[0, :5]
+    cfg, x = of(**{"blocks.block": b}), X[0, :5]
     rows = jnp.tile(x, (2048, 1))
     batch = data.Batch(rows, jnp.ones(rows.shape, bool), None)
     got = loss(FAR, noise_of(KEY, batch, cfg, paired=paired), cfg)[0]
@@ -173,8 +174,8 @@ def test_trace_takes_the_same_step_of_every_block_as_one_view():
 @pytest.mark.slow
 def test_a_shifted_block_whose_other_tokens_are_drawn_at_once_needs_one_view():
     """Its first token is drawn alone, from the text before, and scored there at no cost: exactly, with weight 1."""
-    x, trace, z, valid = samples(dict(cache="prefix", steps=1), 2, shift=True, block_causal=4)
-    cfg, hole = of(shift=True, block_causal=4), z == 4
+    x, trace, z, valid = samples(dict(cache="prefix", steps=1), 2, shift=True, **{"blocks.block": 4})
+    cfg, hole = of(shift=True, **{"blocks.block": 4}), z == 4
     more = dict(cfg=cfg, valid=valid)
     M, w, s = draw_views(KEY, "trace", hole, step=trace["step"], n=1, **more)
     assert (blocks.first_of_block(valid, 7, cfg) & hole).any() and (w[0] == hole).all() and (s == hole).all()
@@ -196,8 +197,8 @@ def test_trace_gives_the_log_probs_of_sdars_sampler_on_its_canvas():
 def canvas(e, setting, cfg, pad):
     """The four prompts of a fixture with holes for what was generated, whole blocks of it, padded on the left."""
     texts = [e[f"gen_{i}_{setting}"] for i in range(4)]
-    prompts, whole = [e[f"prompt_{i}"] for i in range(4)], [-(-len(x) // cfg.block_causal) for x in texts]
-    rows = [np.pad(p, (0, n * cfg.block_causal - len(p)), constant_values=cfg.mask_id)
+    prompts, whole = [e[f"prompt_{i}"] for i in range(4)], [-(-len(x) // cfg.block) for x in texts]
+    rows = [np.pad(p, (0, n * cfg.block - len(p)), constant_values=cfg.mask_id)
             for p, n in zip(prompts, whole, strict=True)]  # fmt: skip
     T = max(map(len, rows))
     valid = np.array([[i >= T - len(row) for i in range(T)] for row in rows])
@@ -257,13 +258,13 @@ def samples(plan, group=1, **switches):
     """Tokens of three rows of 7: a prompt, one with padding before it, a text with holes in two of its blocks."""
     z = jnp.array([[0, 1, 2, 4, 4, 4, 4], [3, 3, 0, 4, 4, 4, 4], [0, 4, 2, 3, 1, 4, 2]]).repeat(group, 0)
     valid = (jnp.arange(7) >= jnp.array([[0], [1], [0]])).repeat(group, 0)  # no multiple of a block
-    plan = sample.Plan(**dict(temperature=1.0, steps=2) | plan)
+    plan = shared.plan(**dict(temperature=1.0, steps=2) | plan)
     return *sample.generate(FAR, KEY, z, of(**switches), plan, valid, group), z, valid
 
 
 @pytest.mark.parametrize("switches, caches", [(dict(), ["prefix"]), *(
     pytest.param(more, ["prefix", "none"], marks=pytest.mark.slow)
-    for more in (dict(), dict(shift=True, block_causal=4)))])  # fmt: skip
+    for more in (dict(), dict(shift=True, **{"blocks.block": 4})))])  # fmt: skip
 def test_trace_scores_what_was_sampled_and_the_cache_of_finished_blocks_changes_nothing(switches, caches):
     cfg, texts = of(**switches), []
     for cache in caches:
@@ -289,20 +290,20 @@ def test_a_text_ends_with_the_block_that_has_its_end():
 def test_what_blocks_do_not_go_with_is_refused():
     with pytest.raises(ValueError, match="has 4 texts in batch_size=8.*: gradient_accumulation_steps=8 must divide 4; "
                                          "--gradient_accumulation_steps=4 does"):
-        config.Config(batch_size=8, paired=True, gradient_accumulation_steps=8)  # a pair is not cut apart
-    config.Config(batch_size=8, paired=True, gradient_accumulation_steps=4)
-    with pytest.raises(ValueError, match="block_len=3: expected a divisor of block_causal=4"):
-        sample.generate(FAR, KEY, X, of(block_causal=4), sample.Plan(block_len=3))
-    run = config.Config(max_new_tokens=8, block_len=3, model=of(block_causal=4))
-    with pytest.raises(ValueError, match="block_len=3: expected a divisor of block_causal=4"):
+        shared.run(batch_size=8, paired=True, gradient_accumulation_steps=8)  # a pair is not cut apart
+    shared.run(batch_size=8, paired=True, gradient_accumulation_steps=4)
+    with pytest.raises(ValueError, match="block_len=3: expected a divisor of blocks.block=4"):
+        sample.generate(FAR, KEY, X, of(**{"blocks.block": 4}), sample.Plan(block_len=3))
+    run = config.Config(max_new_tokens=8, block_len=3, model=of(**{"blocks.block": 4}))
+    with pytest.raises(ValueError, match="block_len=3: expected a divisor of blocks.block=4"):
         config.check_model(run, run.model, "here")  # and not only at the first evaluation
-    with pytest.raises(ValueError, match="causal=True and block_causal=2: set only one of them"):
+    with pytest.raises(ValueError, match="causal=True and blocks.Shape exclude each other"):
         of(causal=True, shift=True)
 
 
 @pytest.mark.parametrize("new", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 13))])
 def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, capsys):
-    _, cfg = shared.byte_model(tmp_path, block_causal=4, qk_norm=True)
+    _, cfg = shared.byte_model(tmp_path, **{"blocks.block": 4}, qk_norm=True)
     run = config.Config(max_prompt_len=3, max_new_tokens=new, cache="prefix", model=cfg)
     config.check_model(run, cfg, "here")
     assert sample.plan(run, 0.0).block_len is None
@@ -319,14 +320,14 @@ def test_what_the_config_does_not_say_is_in_the_name_and_the_tokenizer(name, b, 
     assert huggingface.read_config(tmp_path / name).mask_id is None
     disk.write_json(tmp_path / name / "added_tokens.json", {"<MASK>": 308, "<|im_end|>": 306})
     cfg = huggingface.read_config(tmp_path / name)
-    assert (cfg.block_causal, cfg.mask_id) == (b, 308)
+    assert (cfg.block, cfg.mask_id) == (b, 308)
 
 
 @pytest.mark.parametrize("switches, name", [(dict(qk_norm=True), "sdar"), (dict(qkv_bias=True), "Fast_dLLM_Qwen")])
 def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches, name, tmp_path):
-    cfg = dataclasses.replace(CFG, **dict(block_causal=None, causal=True, shift=True, qk_norm=False) | switches)
-    params, new = adapt(model.init(KEY, cfg), cfg, 4, model.ModelConfig(block_causal=4))
-    assert huggingface.family_of(new) == name and new.block_causal == 4 and new.shift == (name != "sdar")
+    cfg = shared.changed(CFG, **dict(blocks=False, causal=True, shift=True, qk_norm=False) | switches)
+    params, new = adapt(model.init(KEY, cfg), cfg, 4, shared.shape(**{"blocks.block": 4}))
+    assert huggingface.family_of(new) == name and new.block == 4 and new.shift == (name != "sdar")
     close(params["embed"][4], model.init(KEY, cfg)["embed"].mean(0), 1e-6)
     assert np.isfinite(logits_of(params, X, new)).all()
 
@@ -336,9 +337,9 @@ def base(tmp_path_factory):
     """A data set "37" -> "73", and the out_dir of a block model that has seen a little of it."""
     folder = tmp_path_factory.mktemp("base")
     shared.write_rows(folder)
-    shape = model.ModelConfig(n_layer=1, n_head=2, d_model=32, block_causal=4, qk_norm=True)
+    shape = shared.shape(n_layer=1, n_head=2, d_model=32, **{"blocks.block": 4}, qk_norm=True)
     keys = shared.SECONDS | dict(max_iters=60, eval_interval=60, cache="prefix")
-    run = config.Config(**keys, dataset=str(folder), paired=True,
+    run = shared.run(**keys, dataset=str(folder), paired=True,
                         out_dir=f"{folder}/out", learning_rate=3e-3, model=shape)  # fmt: skip
     train.train(run)
     return folder
@@ -352,7 +353,7 @@ def test_a_block_model_learns_and_is_measured(base):
 
 
 TUNINGS = [dict(logp_est=name) for name in diffusion.ESTIMATORS if name != "exact"] + [
-    dict(lora_rank=2, kl_beta=0.1),
+    dict(**{"lora.rank": 2}, kl_beta=0.1),
     dict(fill_in=True), dict(logp_chunk=4)]  # fmt: skip
 
 
@@ -360,7 +361,7 @@ TUNINGS = [dict(logp_est=name) for name in diffusion.ESTIMATORS if name != "exac
 @pytest.mark.parametrize("changes", TUNINGS)
 def test_every_estimator_tunes_it(base, changes, tmp_path):
     keys = shared.SECONDS | dict(cache="prefix", logp_est="trace", ratio_level="token", adv_negative=1.0) | changes
-    cfg = config.Config(**keys, objective="grpo", dataset=str(base), out_dir=f"{tmp_path}/out",
+    cfg = shared.run(**keys, objective="grpo", dataset=str(base), out_dir=f"{tmp_path}/out",
                         init_from=f"{base}/out", rewards=("exact",), group_size=2)  # fmt: skip
     cfg, tok, start, _ = prepare(cfg, train.train)
     params, frozen = rl.split(start, KEY, cfg)

@@ -85,7 +85,7 @@ def test_a_ladder_goes_from_a_papers_settings_to_ours_and_each_rung_changes_only
 @pytest.mark.slow
 def test_runs_are_found_again_and_show_starts_none(tmp_path):
     small_run(tmp_path / "base")
-    small = "--n_layer=1 --d_model=16 --eval_size=4 --eval_samples=1 --batch_size=2 --keep_completions=None"
+    small = "--n_layer=1 --d_model=16 --eval_size=4 --evaluation.samples=1 --batch_size=2 --keep_completions=None"
     command = [sys.executable, "tests/bench.py", "compare", "--toy", "--tasks=sudoku", "--seeds=1",
                f"--out={tmp_path}"]  # fmt: skip
     flags = f"--flags=--init_from={tmp_path / 'base'} {small}"

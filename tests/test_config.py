@@ -10,6 +10,7 @@ import typing
 
 import jax
 import pytest
+import shared
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +22,14 @@ import model
 import rewards
 import sample
 import train
-from loop import help, memory, runs, same_run
-from variants import blocks, curriculum, gemma
+from data import texts
+from loop import help, memory, runs, same_run, start
+from system import sections
+from variants import blocks, curriculum, gemma, lora, moe
 
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
 KINDS = {name: kind for cls in (config.Config, model.ModelConfig)
-         for name, kind in typing.get_type_hints(cls).items() if name != "model"}  # fmt: skip
+         for name, kind in typing.get_type_hints(cls).items() if name not in ("model", "kind", "typed")}  # fmt: skip
 REAL = {path for path in RUNS if "downloads" in config.run_file(path)}  # recipes for models that are not here
 GIVEN = "dataset='sudoku', model=ModelConfig(n_layer=2)"  # what most of the config files below say
 
@@ -35,6 +38,7 @@ def written(folder, text, name="run.py"):
     """Write a config file with this text to a folder and return its path."""
     path = folder / name
     imports = "from dataclasses import replace", "from config import Config", "from model import ModelConfig"
+    imports += ("from variants import blocks, curriculum, lora, paired",)
     path.write_text("\n".join([*imports, text, ""]))
     return str(path)
 
@@ -66,7 +70,7 @@ def test_every_run_can_be_loaded_writes_to_a_place_of_its_own_and_starts_from_wh
     cfgs += [config.load([path, "--model=tiny"]) for path in REAL]
     for cfg in cfgs:
         for name in vars(cfg):
-            assert name == "model" or config.settings.fits(getattr(cfg, name), KINDS[name])
+            assert name in ("model", "typed") or config.settings.fits(getattr(cfg, name), KINDS[name])
         ours = [name for name in cfg.rewards if ":" not in name]  # else a function in a file of the user's
         assert len(ours) == len(rewards.resolve(ours, judge=len))
         sample.plan(cfg, cfg.temperature)
@@ -91,7 +95,7 @@ def test_a_recipe_names_its_downloads_and_that_tiny_which_the_command_line_overr
     own = config.load([path, f"--dataset={rows}", "--init_from=/nowhere"])
     assert (own.dataset, own.init_from, own.rewards) == (str(rows), "/nowhere", cfg.rewards)
     changed, tiny = config.run_file(path)["tiny"], config.load([path, "--model=tiny", "--max_iters=7"])
-    assert tiny == dataclasses.replace(cfg, **changed | {"max_iters": 7})
+    assert tiny == shared.changed(cfg, **changed | {"max_iters": 7})
     assert "data/tiny/" in tiny.init_from and "data/tiny/" in tiny.dataset
     of_paper = {"rewards", "reward_weights", "logp_est", "loss_type", "kl_beta", "chat_template", "learning_rate"}
     assert not of_paper & set(changed)
@@ -109,21 +113,22 @@ def test_only_recipes_have_a_tiny_model_and_unknown_model_names_are_refused(file
 PAPERS = {  # config/NAME.py: what its paper states
     "diffucoder_grpo":
         "batch_size=8 group_size=10 updates_per_rollout=2 logp_est=coupled mask_ratio_min=0.2 mask_ratio_max=0.8 "
-        "adv_baseline=loo adv_norm=none loss_type=bnpo clip_low=0.5 clip_high=0.5 kl_beta=0.01 ref_mode=periodic "
-        "ref_sync_mix=0.6 ref_sync_interval=32 learning_rate=1e-6 lr_end=0.1 beta1=0.9 beta2=0.99 weight_decay=0.1 "
+        "adv_baseline=loo adv_norm=none loss_type=bnpo clip_low=0.5 clip_high=0.5 kl_beta=0.01 "
+        "moving_reference.mode=periodic moving_reference.mix=0.6 moving_reference.interval=32 "
+        "learning_rate=1e-6 lr_end=0.1 beta1=0.9 beta2=0.99 weight_decay=0.1 "
         "grad_clip=0.2 max_prompt_len=200 max_new_tokens=256 diffusion_steps=256 order=entropy temperature=1 "
-        "top_p=None rewards=tests_fenced,fenced reward_weights=2,0.5 reward_timeout=5 chat_template=chatml",
+        "top_p=None rewards=tests_fenced,fenced reward_weights=2,0.5 programs.timeout=5 texts.chat_template=chatml",
     "llada_gsm8k_grpo":
-        "batch_size=16 group_size=6 updates_per_rollout=12 logp_est=one_step p_mask_prompt=0.15 adv_baseline=mean "
-        "adv_norm=none kl_beta=0.04 lora_rank=128 loss_type=bnpo clip_low=0.5 clip_high=0.5 ratio_level=token "
-        "beta2=0.99 learning_rate=3e-6 lr_schedule=constant weight_decay=0.1 grad_clip=0.2 max_prompt_len=200 "
+        "batch_size=16 group_size=6 updates_per_rollout=12 logp_est=one_step masked_prompt.share=0.15 "
+        "adv_baseline=mean adv_norm=none kl_beta=0.04 lora.rank=128 loss_type=bnpo clip_low=0.5 clip_high=0.5 "
+        "ratio_level=token beta2=0.99 learning_rate=3e-6 lr_schedule=constant weight_decay=0.1 grad_clip=0.2 max_prompt_len=200 "
         "max_new_tokens=256 diffusion_steps=128 block_len=32 order=sampled rule=quota temperature=0.9 "
-        "chat_template=llada",
+        "texts.chat_template=llada",
     "dream_countdown_grpo":
         "group_size=6 updates_per_rollout=8 logp_est=coupled_elbo logp_views=2 ratio_level=sequence clip_low=4e-4 "
         "clip_high=4e-4 kl_beta=1e-3 kl_est=k2_sequence learning_rate=3e-6 lr_schedule=constant weight_decay=0.01 "
         "grad_clip=0.2 max_prompt_len=400 max_new_tokens=256 diffusion_steps=64 temperature=1 rewards=countdown "
-        "difficulty=3,3 chat_template=chatml",
+        "curriculum.difficulty=3,3 texts.chat_template=chatml",
     "llama_gsm8k_grpo":
         "logp_est=exact order=left updates_per_rollout=1 kl_beta=0.04 kl_est=k3 batch_size=16 group_size=4 "
         "adv_norm=group temperature=0.7 learning_rate=1e-6 rewards=xml_answer,xml_tags reward_weights=2,1 "
@@ -142,8 +147,8 @@ def test_the_command_for_one_card_in_a_recipes_header_fits_80_gb(name):
     path = f"config/{name}.py"
     shape = config.run_file(path)["shape"]
     paper, said = config.read_file(path), open(path).read().split('"""')[1]
-    lora = config.override(paper, dict(re.findall(r"--(\w+)=(\S+)", re.search(r".*--lora_rank.*", said)[0])))
-    shaped = lambda c: dataclasses.replace(c, model=dataclasses.replace(c.model, **shape))
+    lora = config.override(paper, dict(re.findall(r"--([\w.]+)=(\S+)", re.search(r".*--lora.rank.*\n?.*", said)[0])))
+    shaped = lambda c: dataclasses.replace(c, model=shared.changed(c.model, **shape))
     peak = lambda c: memory.estimate_bytes(shaped(c), n_devices=1)["peak"] / 1e9  # of a card, not of this CPU
     assert peak(lora) < 80 < peak(paper)
     assert all(f"{peak(c):.0f} GB" in said for c in (lora, paper))
@@ -160,10 +165,11 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("resume='yes'", "--resume=yes", ("resume", "True or False")),
     ("learning_rate='x'", "--learning_rate=x", ("learning_rate", "a finite number")),
     ("learning_rate=float('nan')", "--learning_rate=nan", ("learning_rate", "a finite number")),
-    ("difficulty=('a', 'b')", "--difficulty=a,b", ("difficulty", "as in 1,2")),
-    ("difficulty=(1,)", "--difficulty=1", ("difficulty", "two numbers")),
-    ("difficulty=(3, 1)", "--difficulty=3,1", ("difficulty", "lowest and the highest")),
-    ("curriculum=(1, 2)", "--curriculum=1,2,3", ("curriculum", "((0, 1), (500, 2))")),
+    ("use=(curriculum.Keys(difficulty=('a', 'b')),)", "--curriculum.difficulty=a,b", ("difficulty", "as in")),
+    ("use=(curriculum.Keys(difficulty=(1,)),)", "--curriculum.difficulty=1", ("difficulty", "two numbers")),
+    ("use=(curriculum.Keys(difficulty=(3, 1)),)", "--curriculum.difficulty=3,1",
+     ("difficulty", "lowest and the highest")),
+    ("use=(curriculum.Keys(schedule=(1, 2)),)", "--curriculum.schedule=1,2,3", ("schedule", "((0, 1), (500, 2))")),
     ("max_iters=0", "--max_iters=0", ("max_iters=0 must be at least 1",)),
     ("seed=-1", "--seed=-1", ("seed=-1 must be at least 0",)),
     ("lr_end=1.5", "--lr_end=1.5", ("lr_end=1.5", "from 0 to 1")),
@@ -181,7 +187,8 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("lr_schedule='linear'", "--lr_schedule=linear", ("cosine, constant",)),
     ("batch_size=10, gradient_accumulation_steps=4", "--batch_size=10 --gradient_accumulation_steps=4",
      ("batch_size=10", "must divide", "gradient_accumulation_steps=4", "--gradient_accumulation_steps=2 does")),
-    ("batch_size=7, paired=True", "--batch_size=7 --paired=True", ("paired=True", "batch_size=7 must be even")),
+    ("batch_size=7, use=(paired.Keys(),)", "--batch_size=7 --paired=True",
+     ("paired=True", "batch_size=7 must be even")),
     ("rewards=('exact',), reward_weights=(1.0, 2.0)", "--rewards=exact --reward_weights=1,2",
      ("reward_weights", "2 numbers for 1 rewards")),
     ("out_dir=''", "--out_dir=", ("out_dir=''",)),
@@ -204,9 +211,9 @@ def test_one_message_gives_our_names_for_every_key_of_another_programs_command(f
     typed = ("--num_generations=4 --beta=0.04 --epsilon_high=0.28 --max_prompt_length=128 --max_completion_length=256 "
              "--per_device_train_batch_size=8 --scale_rewards=False --num_iterations=1 --ema_alpha=0.9 --epsilon=0.1")
     ours = ("group_size kl_beta clip_high max_prompt_len max_new_tokens batch_size adv_norm updates_per_rollout "
-            "ref_decay clip_low")  # fmt: skip
+            "moving_reference.decay clip_low")  # fmt: skip
     said = raised(config.load, [file, *typed.split()])
-    assert re.findall(r"here it is (\w+)", said) == ours.split()
+    assert re.findall(r"here it is ([\w.]+)", said) == ours.split()
     for both in ("updates_per_rollout (TRL, EasyDeL, DiffuCoder), or max_iters (ReLax)",
                  "an average of the policy itself is ema_decay",
                  "clip_low and clip_high (if it is added to a standard deviation: adv_eps)"):  # fmt: skip
@@ -214,12 +221,12 @@ def test_one_message_gives_our_names_for_every_key_of_another_programs_command(f
 
 
 @pytest.mark.parametrize("offers, key", [(diffusion.ESTIMATORS, "logp_est"), (grpo.LOSSES, "loss_type"),
-                                         (grpo.KLS, "kl_est"), (data.CHAT, "chat_template")])  # fmt: skip
+                                         (grpo.KLS, "kl_est"), (data.CHAT, "texts.chat_template")])  # fmt: skip
 def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key, monkeypatch):
-    with pytest.raises(ValueError, match=f"{key}='mine': one of .*, {[*offers][-1]}"):
-        config.Config(**{key: "mine"})
+    with pytest.raises(ValueError, match=f"{key.removeprefix('texts.')}='mine': one of .*, {[*offers][-1]}"):
+        shared.run(**{key: "mine"})
     monkeypatch.setitem(offers, "mine", lambda *_: None)
-    assert getattr(config.Config(**{key: "mine"}), key) == "mine"
+    assert config.flatten(shared.run(**{key: "mine"}))[key] == "mine"
     text = help.help_text(everything=True)  # which loads all variants, so that their names are there, too
     assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", text, re.M)
     if offers is data.CHAT:
@@ -262,14 +269,14 @@ def test_no_number_raises_anything_but_a_value_error(key):
 
 def test_a_mistake_in_a_file_is_reported_with_its_line(tmp_path):
     for text, parts in {
-        "x = 1\nconfig = Config(max_iter=3)": (", line 5:", "max_iters"),
-        "config = Config(resume=true)": ("line 4", "'true' is not defined"),
-        "config = Config(": ("line 4", "never closed"),
-        "config = 1 / 0": ("line 4", "ZeroDivisionError: division by zero"),
-        "import nothing_like_this": ("line 4", "No module named 'nothing_like_this'"),
-        "from config.nothing import config": ("line 4", "config.nothing"),
-        "config = {}['key']": ("line 4", "KeyError: 'key'"),
-        "config = open('/nowhere/at/all')": ("line 4", "/nowhere/at/all"),
+        "x = 1\nconfig = Config(max_iter=3)": (", line 6:", "max_iters"),
+        "config = Config(resume=true)": ("line 5", "'true' is not defined"),
+        "config = Config(": ("line 5", "never closed"),
+        "config = 1 / 0": ("line 5", "ZeroDivisionError: division by zero"),
+        "import nothing_like_this": ("line 5", "No module named 'nothing_like_this'"),
+        "from config.nothing import config": ("line 5", "config.nothing"),
+        "config = {}['key']": ("line 5", "KeyError: 'key'"),
+        "config = open('/nowhere/at/all')": ("line 5", "/nowhere/at/all"),
         "cfg = Config()": ("defines no `config = Config(...)`",),
         "config = dict(max_iters=3)": ("but config = {'max_iters': 3}",), "\0\x80": ("run.py",),
     }.items():
@@ -379,21 +386,22 @@ def test_runs_that_start_from_each_other_are_refused(tmp_path, file):
 
 def test_values_of_every_type_are_read(file):
     line = ("--max_iters=7 --lr_end=0 --learning_rate=2.5e-4 --weight_decay=3 --paired=True --batch_size=8 "
-            "--stop_at=None --grad_clip=None --ema_decay=.5 --block_len=None --wandb_run_name=7 --out_dir=a=b "
-            "--difficulty=1,2.5 --rewards=exact,sudoku_all --reward_weights=1,-2e-1 --curriculum=(0,1),(500,2.5) "
-            "--judge_temperatures=[1,2] --dtype=bfloat16 --model.n_layer=3 --d_ff=None --rope_theta=100 --n_kv_head=2")
+            "--stop_at=None --grad_clip=None --ema_decay=.5 --block_len=None --hosts.coordinator=7 --out_dir=a=b "
+            "--curriculum.difficulty=1,2.5 --rewards=exact,sudoku_all --reward_weights=1,-2e-1 "
+            "--curriculum.schedule=(0,1),(500,2.5) --judge.temperatures=[1,2] --dtype=bfloat16 --model.n_layer=3 "
+            "--d_ff=None --rope_theta=100 --n_kv_head=2")
     cfg = config.load([file, *line.split()])
     asked = dict(max_iters=7, lr_end=0, learning_rate=2.5e-4, weight_decay=3, paired=True, batch_size=8, stop_at=None,
-                 grad_clip=None, ema_decay=0.5, block_len=None, wandb_run_name="7", out_dir="a=b",
-                 rewards=("exact", "sudoku_all"), reward_weights=(1, -0.2), difficulty=(1, 2.5),
-                 curriculum=((0, 1), (500, 2.5)), judge_temperatures=(1, 2))  # fmt: skip
+                 grad_clip=None, ema_decay=0.5, block_len=None, **{"hosts.coordinator": "7"}, out_dir="a=b",
+                 rewards=("exact", "sudoku_all"), reward_weights=(1, -0.2), **{"curriculum.difficulty": (1, 2.5),
+                 "curriculum.schedule": ((0, 1), (500, 2.5))}, **{"judge.temperatures": (1, 2)})  # fmt: skip
     of_model = dict(dtype="bfloat16", n_layer=3, d_ff=None, rope_theta=100, n_kv_head=2)
-    shape = dataclasses.replace(model.ModelConfig(n_layer=2), **of_model)
-    assert cfg == dataclasses.replace(config.Config(dataset="sudoku"), **asked, model=shape)
+    shape = shared.changed(model.ModelConfig(n_layer=2), **of_model)
+    assert cfg == shared.changed(config.Config(dataset="sudoku"), **asked, model=shape)
     of = lambda text, key="rewards": getattr(config.load([file, f"--{key}={text}"]), key)
     assert of("exact") == ("exact",) and of("") == of("()") == ()
     for pair in ("0,5", "(0,5)", "((0,5),)", "[[0, 5]]"):
-        assert of(pair, "curriculum") == ((0, 5),)
+        assert curriculum.Keys.of(config.load([file, f"--curriculum.schedule={pair}"])).schedule == ((0, 5),)
     # Commas in parentheses do not separate rewards.
     assert of("length(target=4,token_ids=None),exact") == ("length(target=4,token_ids=None)", "exact")
     assert of(r"regex(pattern=\((a,b)), exact") == (r"regex(pattern=\((a,b))", "exact")
@@ -412,7 +420,7 @@ def test_the_order_of_overrides_does_not_matter(file):
 
 def test_keys_of_a_run_and_of_its_model_do_not_share_names():
     names = [f.name for cls in (config.Config, model.ModelConfig) for f in dataclasses.fields(cls)]
-    names += config.declared_keys()
+    names += {name.partition(".")[0] for name in sections.all_keys()}
     names.remove("use")  # both have the sections of variants
     assert len(set(names)) == len(names)
 
@@ -455,16 +463,17 @@ def test_all_help_lists_every_key_with_its_default_and_a_meaning():
     text = help.help_text(everything=True)
     for cls, prefix in ((config.Config, ""), (model.ModelConfig, "model.")):
         for f in dataclasses.fields(cls):
-            if f.name == "model" or prefix + f.name == "model.use":
+            if f.name in ("model", "use", "typed"):
                 continue
             line = re.search(rf"^  --{re.escape(prefix + f.name)}=(.+?)  +(\S.*\S)$", text, re.M)
             assert line, f"{f.name} has no meaning"
             assert config.parse(f.name, line[1].strip('"'), KINDS[f.name]) == f.default
             assert len(line[2]) >= 8
-    assert len(re.findall(r"^  --", text, re.M)) == len(KINDS) + len(config.declared_keys())
-    for name, of in config.declared_keys().items():
-        path = of.module.replace(".", "/")
-        assert re.search(rf"^{path}.py, by --use={of.variant} .*$(\n  --.*)*\n  --{name}=", text, re.M)
+    keys = {name: key for name, key in sections.all_keys().items() if key.field}
+    assert len(re.findall(r"^  --", text, re.M)) == len(KINDS) - 1 + len(keys)  # without `use`
+    for name, key in keys.items():
+        path, file = key.section.__module__.replace(".", "/"), name.partition(".")[0]
+        assert re.search(rf"^{path}.py, by --{file}=True .*$(\n  --.*)*\n  --{name}=", text, re.M)
 
 
 def test_help_lists_the_keys_of_a_first_run_and_names_the_command_for_the_rest():
@@ -489,7 +498,8 @@ def test_main_reports_a_mistake_in_one_line(tmp_path, file, monkeypatch):
     rows.write_text('{"prompt": "1+1=", "completion": "2...", "difficulty": 1}\n' * 8)
     for argv in ("--seed", "--order=best", "--rule=all", "--top_p=2", "--dataset=sudoky", "--rewards=exakt",
                  "--eval_only=True --out_dir=/nowhere/at/all", "--out_dir=/proc/none/such", "--init_from=/nowhere",
-                 "--init_from=data", "--max_new_tokens=1", "--window=3", "--difficulty=98,99"):  # fmt: skip
+                 "--init_from=data", "--max_new_tokens=1", "--gemma.window=3",
+                 "--curriculum.difficulty=98,99"):  # fmt: skip
         dataset = [] if "dataset" in argv else [f"--dataset={rows}"]
         monkeypatch.setattr(sys, "argv", ["train.py", file, "--d_model=16", *argv.split(), *dataset])
         with pytest.raises(SystemExit) as e:
@@ -497,51 +507,118 @@ def test_main_reports_a_mistake_in_one_line(tmp_path, file, monkeypatch):
         assert re.fullmatch(r"error: .{10,700}", e.value.code), argv
 
 
-def test_a_variant_is_used_where_its_keys_belong():
-    with pytest.raises(ValueError, match=r"use='gemma': variants/gemma.py has keys of the model of a run: ModelConfig"):
-        config.Config(use=("gemma",))
-    with pytest.raises(ValueError, match=r"use='nll': variants/nll.py has keys of a run: Config\(use=\('nll',\)\)"):
-        model.ModelConfig(use=("nll",))
+def test_sections_are_used_where_their_keys_belong():
+    with pytest.raises(ValueError, match=r"expected a tuple with Keys of files of variants/, as in use=\(lora.Keys"):
+        config.Config(use=(gemma.Shape(),))
+    with pytest.raises(ValueError,
+                       match=r"expected a tuple with Shape of files of variants/, as in use=\(blocks.Shape"):
+        model.ModelConfig(use=(lora.Keys(),))
+    with pytest.raises(ValueError, match="has lora.Keys twice"):
+        config.Config(use=(lora.Keys(), lora.Keys(rank=4)))
 
 
-def test_two_variants_of_one_part_of_a_model_are_refused_whatever_was_imported_before(monkeypatch):
-    experts = model.ModelConfig(block_causal=4, n_experts=4, qk_norm=True)  # imports variants/moe.py
-    monkeypatch.setitem(model.MASKS, "moe", model.see_all)
-    for keys in (dict(gemma=True, n_experts=4), dict(n_experts=4, gemma=True)):
-        with pytest.raises(ValueError, match="gemma and moe exclude each other in a model: they change the same part"):
-            model.ModelConfig(causal=False, tie_embeddings=True, **keys)
-    with pytest.raises(ValueError, match="blocks and moe exclude each other"):  # as docs/adding.md's `local` and blocks
-        dataclasses.replace(experts, n_layer=3)
+def test_two_variants_of_one_part_of_a_model_are_refused_in_any_order():
+    for use in ((gemma.Shape(), moe.Shape()), (moe.Shape(), gemma.Shape())):
+        with pytest.raises(ValueError, match="gemma.Shape and moe.Shape exclude each other in a model: both say what"):
+            model.ModelConfig(use=use)
+    with pytest.raises(ValueError, match="causal=True and blocks.Shape exclude each other .* what its mask is"):
+        model.ModelConfig(causal=True, shift=True, use=(blocks.Shape(),))
+    with pytest.raises(ValueError, match="mask='causal' and blocks.Shape exclude each other"):
+        model.ModelConfig(mask="causal", use=(blocks.Shape(),))
 
 
-def test_a_model_takes_the_keys_of_its_variants_as_its_own():
-    cfg = model.ModelConfig(block_causal=8, window=3)
+def test_a_model_says_what_it_is():
+    cfg = model.ModelConfig(use=(gemma.Shape(), blocks.Shape()))
+    assert (cfg.mlp, cfg.mask, cfg.network, cfg.read, cfg.rotary) == ("gemma", "blocks", "gemma", "own", "plain")
+    assert model.ModelConfig(shift=True).read == "shifted"
+    causal = model.ModelConfig(causal=True, shift=True)
+    assert (causal.mask, causal.read) == ("causal", "causal")
+    with pytest.raises(ValueError, match=r"mlp='moe' needs use=\(moe.Shape\(\),\)"):
+        model.ModelConfig(mlp="moe")
+    with pytest.raises(ValueError, match="mlp='gemma' needs .*without it, set mlp='dense'"):
+        dataclasses.replace(cfg, use=())
+    with pytest.raises(ValueError, match="read='causal' and shift=True exclude each other"):
+        dataclasses.replace(causal, causal=False)
+    with pytest.raises(ValueError, match="mask='near': one of all"):
+        model.ModelConfig(mask="near")
+
+
+def test_a_key_is_typed_with_the_name_of_its_file(tmp_path):
+    cfg = shared.shape(**{"blocks.block": 8, "gemma.window": 3})
     assert cfg.use == (blocks.Shape(8), gemma.Shape(window=3))
-    assert model.ModelConfig(use=("gemma", blocks.Shape(8)), window=3) == cfg
-    assert dataclasses.replace(cfg, block_causal=None, gemma=False) == model.ModelConfig()
-    assert dataclasses.replace(cfg, block_causal=4).block_causal == 4
+    assert shared.changed(cfg, blocks=False, gemma=False) == model.ModelConfig()
     recipe = ["config/countdown_block_base.py"]
     assert config.load(recipe).model.use == (blocks.Shape(4),)
-    assert not config.load([*recipe, "--block_causal=None"]).model.use
-    assert config.load(["config/text.py", "--model.window=9"]).model.use == (gemma.Shape(window=9),)
-    both = config.load(["config/sudoku_grpo.py", "--base.block_causal=4", "--logp_views=2"])
-    assert both.base == ("block_causal=4",) and both.model.block_causal == 4
-    assert config.load([*recipe, "--block_causal=2"]).model.use == (blocks.Shape(2),)
-    with pytest.raises(ValueError, match="window=0 must be at least 1"):
-        model.ModelConfig(window=0)
+    assert not config.load([*recipe, "--blocks=False"]).model.use
+    assert config.load(["config/text.py", "--model.gemma.window=9"]).model.use == (gemma.Shape(window=9),)
+    assert config.load(["config/text.py", "--gemma=True"]).model.network == "gemma"
+    both = config.load(["config/sudoku_grpo.py", "--base.blocks.block=4", "--logp_views=2"])
+    assert both.base == ("blocks.block=4",) and both.model.block == 4 == config.base_run(both).model.block
+    assert config.load([*recipe, "--blocks.block=2"]).model.use == (blocks.Shape(2),)
+    with pytest.raises(ValueError, match="gemma.window=0 must be at least 1"):
+        shared.shape(**{"gemma.window": 0})
+
+
+def test_a_key_that_is_not_there_answers_with_those_that_are(file, tmp_path):
+    assert "'lora.rnk', did you mean 'lora.rank'?; there are lora.rank, lora.alpha" in message(file, "--lora.rnk=3")
+    assert "did you mean 'lora.rank'?; before the dot there may be adapt, blocks," in message(file, "--lroa.rank=3")
+    assert "'lora_rank': it is now lora.rank" in message(file, "--lora_rank=3")
+    assert "'model.block_causal': it is now blocks.block" in message(file, "--model.block_causal=3")
+    assert "expected True or False; what was factor is now --factor.limit=2" in message(file, "--factor=2")
+    assert "'use': there is no such thing here: a variant is put in use by a key" in message(file, "--use=lora")
+    old = written(tmp_path, "config = Config(lora_rank=3)", "old.py")
+    assert "lora_rank is now lora.rank: Config(use=(lora.Keys(rank=...),))" in message(old)
+    old = written(tmp_path, "config = Config(model=ModelConfig(block_causal=3))", "old.py")
+    assert "block_causal is now blocks.block: ModelConfig(use=(blocks.Shape(block=...),))" in message(old)
+
+
+def test_a_typed_key_counts_also_if_it_is_the_default():
+    shape = model.ModelConfig(n_head=8, use=(moe.Shape(experts_per_token=4),))
+    for typed, there in (("moe.experts_per_token=2", "moe.experts_per_token=4"), ("n_head=4", "n_head=8")):
+        asked = config.override(config.Config(), dict([typed.split("=")]))
+        with pytest.raises(ValueError, match=f"{typed}, but the model there has {there}"):
+            config.check_model(asked, shape, "there")
+    config.check_model(config.override(config.Config(), {"moe.experts_per_token": "4"}), shape, "there")
+
+
+def test_all_keys_of_a_variant_are_printed_also_those_that_nobody_typed(file):
+    lines = [*start.lines_of_keys(config.load([file, "--init_from=x/", "--lora.alpha=3"]))]
+    assert any("lora.rank=16  lora.alpha=3  lora.targets=q,k,v,o,gate,up,down" in line for line in lines)
 
 
 @pytest.mark.parametrize("now, was, changed", [
     ({}, {"model.block_causal": None, "model.causal_text": False, "model.noise": "mask", "model.gemma": False}, ""),
-    ({"block_causal": 4}, {"model.block_causal": 4, "model.causal_text": False}, ""),
-    ({"block_causal": 4}, {"model.block_causal": None}, "model.block_causal=4 (it was None)"),
-    ({"window": 9}, {}, "model.gemma=True (it was False)"),
+    ({"blocks.block": 4}, {"model.block_causal": 4, "model.causal_text": False}, ""),
+    ({"blocks.block": 4}, {"model.block_causal": None}, "model.blocks.block=4 (it was None)"),
+    ({"moe.n_experts": 9}, {}, "model.moe.n_experts=9 (it was None)"),
+    ({"lora.rank": 4}, {"lora_rank": None}, "lora.rank=4 (it was None)"),
+    ({"lora.rank": 4}, {"lora_rank": 4, "lora_alpha": 16.0, "lora_targets": list(lora.TARGETS)}, ""),
+    ({}, {"lora_rank": 4}, "lora.rank=None (it was 4)"),
+    ({"paired": True}, {"paired": False}, "paired=True (it was None)"),
+    ({"paired": True}, {"paired": True}, ""),
+    ({}, {"difficulty": [], "curriculum": [], "nll_coef": 0.0, "cispo_cap": 5.0, "adapt": False, "limit": None}, ""),
+    ({"texts.limit": 9.0}, {}, "texts.limit=9.0 (it was None)"),
 ])  # fmt: skip
-def test_a_run_of_older_code_has_the_fields_of_variants_that_it_does_not_use(now, was, changed):
-    assert same_run.changed_keys(config.Config(model=model.ModelConfig(**now)), was, []) == changed
+def test_a_run_of_older_code_has_other_names_and_keys_of_variants_that_it_does_not_use(now, was, changed):
+    cfg = config.changed(config.Config(init_from="x"), now)
+    found = same_run.changed_keys(cfg, same_run.as_named_now(was), [])
+    assert found.split(", lora.alpha")[0].split(", model.moe")[0] == changed
+
+
+def test_an_older_run_is_read_with_its_variants():
+    was = {"use": ["lora"], "lora_rank": 4, "nll_coef": 0.0, "chat_template": "chatml", "max_iters": 7}
+    cfg = same_run.recorded(same_run.as_named_now(was))
+    assert (lora.Keys.of(cfg).rank, texts.Keys.of(cfg).chat_template, cfg.max_iters) == (4, "chatml", 7)
+
+
+def test_no_key_has_the_name_of_a_method_of_section():
+    methods = vars(sections.Section).keys() - {"block"}
+    for name, key in sections.all_keys().items():
+        assert key.field not in methods, name
 
 
 def test_a_system_prompt_without_a_template_is_refused():
-    with pytest.raises(ValueError, match="system_prompt='Add.': how it is written is up to the model, so set chat_te"):
-        config.Config(system_prompt="Add.")
-    assert config.Config(system_prompt="Add.", chat_template="chatml").system_prompt == "Add."
+    with pytest.raises(ValueError,
+                       match="system_prompt='Add.': how it is written is up to the model, so set texts.chat"):
+        shared.run(**{"texts.system_prompt": "Add."})
+    assert shared.run(**{"texts.system_prompt": "Add.", "texts.chat_template": "chatml"}).use[0].system_prompt == "Add."

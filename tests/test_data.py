@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 import pytest
+import shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -281,7 +282,7 @@ def test_rows_of_the_known_formats_are_recognised(row, ours, tmp_path):
     ({"conversations": CHAT}, dict(prompt="conversations"), OF_CHAT)])
 def test_other_data_sets_are_answered_with_the_keys_that_name_their_columns(row, names, ours, tmp_path):
     path = file(tmp_path, "a.jsonl", jsonl([row, row]))
-    said = f"line 1: no prompt; .*found {', '.join(row)}; for other names train.py has --prompt_key=COLUMN and --comp"
+    said = f"line 1: no prompt; .*found {', '.join(row)}; for other names train.py has --texts.prompt_key=COL"
     with pytest.raises(ValueError, match=said):
         data.load(path, "train")
     assert ours.items() <= data.load(path, "train", names)[0].items()
@@ -321,7 +322,8 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n
     ("a.jsonl", {"prompt": "a", "difficulty": "brutal"}, "a number or one of easy, medium, hard, found str 'brutal'"),
     ("a.jsonl", {"prompt": "a", "difficulty": True}, "difficulty should be a number"),
     ("a.jsonl", {"prompt": "a", "chosen": "b", "rejected": 1}, "rejected should be a string"),
-    ("a.jsonl", {"foo": 1, "bar": 2}, "found foo, bar; for other names train.py has --prompt_key=COLUMN and --compl"),
+    ("a.jsonl", {"foo": 1, "bar": 2},
+     "found foo, bar; for other names train.py has --texts.prompt_key=COLUMN"),
     ("a.jsonl", {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "b"}, "found chosen, rejected; for other names"),
     ("a.jsonl", {"prompt": [turn("system", "Add.")]}, "the last to speak before the model should be the user"),
     ("a.jsonl", {"prompt": []}, "the last to speak before"), ("a.jsonl", {"prompt": ["2+3"]}, "text or a list of"),
@@ -620,14 +622,15 @@ def test_gemmas_template_is_its_own():
 
 def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
     path = file(tmp_path, "mine.jsonl", jsonl(ROWS))
-    cfg = config.Config(dataset=path, max_prompt_len=120, chat_template="chatml", system_prompt="Add.",
-                        instruction="Now: ")
+    cfg = shared.run(dataset=path, max_prompt_len=120, **{"texts.chat_template": "chatml",
+                                                          "texts.system_prompt": "Add.",
+                        "texts.instruction": "Now: "})
     read = encoded_texts.encode_split(cfg, CHATTY, "train")
     assert "<|im_start|>user\nNow: 0+1=<|im_end|>" in CHATTY.decode(read.tokens[0], specials=True)
     assert CHATTY.decode(read.tokens[0], specials=True).count("<|im_start|>system\nAdd.<|im_end|>\n") == 1
     assert read.rows[0]["prompt"] == "0+1="  # what rewards see
     with pytest.raises(ValueError, match="chat_template='alpaca': one of None, chatml, llada"):
-        config.Config(chat_template="alpaca")
+        shared.run(**{"texts.chat_template": "alpaca"})
 
 
 @settings(max_examples=25, deadline=None)
@@ -925,7 +928,7 @@ def test_prompts_of_grpo_keep_the_messages_before_them(tmp_path):
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
     row = {"prompt": turns, "completion": "2"}
     rows = file(tmp_path, "mine.jsonl", jsonl([row] * 3))
-    cfg = config.Config(dataset=rows, max_prompt_len=120, chat_template="chatml")
+    cfg = shared.run(dataset=rows, max_prompt_len=120, **{"texts.chat_template": "chatml"})
     wanted = "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n"
     asked = encoded_texts.encode_split(cfg, CHATTY, "train", with_completions=False)
     assert CHATTY.decode(asked.tokens[0, :120], specials=True).replace("<|pad|>", "") == wanted

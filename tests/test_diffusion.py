@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared import noise_of, slow
@@ -301,7 +302,7 @@ def test_one_step_can_mask_prompt_tokens_which_it_does_not_score():
     prompt = jnp.tile(~HOLES, (2000, 1))
     M, w, _ = views(KEY, "one_step", ~prompt)
     rollout = types.SimpleNamespace(completion=~prompt, valid=None)
-    M = masked_prompt.Keys(p_mask_prompt=0.3).views(KEY, diffusion.Views(M, w, None), rollout, None).masked
+    M = masked_prompt.Keys(share=0.3).views(KEY, diffusion.Views(M, w, None), rollout, None).masked
     np.testing.assert_array_equal(w[0], ~prompt)
     assert abs(float((M[0] & prompt).sum(1).mean()) - 0.3) < 0.05 and (M[0] | prompt).all()
 
@@ -426,7 +427,7 @@ def everything(cfg, T=8, B=3):
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, dict(shift=True, qkv_bias=True, tie_embeddings=True)], ids=["llada", "Dream"])
 def test_logits_in_chunks_have_the_values_and_gradients_of_all_logits_at_once(changes, monkeypatch):
-    cfg = dataclasses.replace(CFG, **changes)
+    cfg = shared.changed(CFG, **changes)
     params = init(KEY, cfg)
     f, data = everything(cfg)
     both = lambda: jax.jit(jax.grad(lambda p, d: (lambda out: (out.sum(), out))(f(p, d)), has_aux=True))(params, data)

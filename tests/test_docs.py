@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 import tables
 
 import config
@@ -246,7 +247,7 @@ def test_the_step_of_the_page_changes_advantages(monkeypatch):
     monkeypatch.setitem(sys.modules, champion.__name__, champion)
     exec(EXAMPLES["variants/champion.py"], vars(champion))
     keys = dict(objective="grpo", init_from="x", batch_size=2, group_size=2, adv_negative=1.0)
-    cfg = config.Config(use=(champion.Keys(champion=3.0),), **keys)
+    cfg = shared.run(use=(champion.Keys(champion=3.0),), **keys)
     found = types.SimpleNamespace(rollout=jnp.zeros((4, 3)))
     adv = rl.select_completions(found, jnp.array([[1.0, -1.0], [-2.0, 2.0]]), cfg).advantage
     assert adv.tolist() == [3, -1, -2, 6]

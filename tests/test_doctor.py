@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import shared
 
 import diffusion
 import model
@@ -22,7 +23,7 @@ TINY = model.ModelConfig(vocab_size=TOK.vocab_size, n_layer=2, n_head=4, d_model
 KINDS = {  # switches, and after how many steps the weights know the text well enough
     "bidirectional": (dict(qk_norm=True), 1000),
     "shifted": (dict(shift=True, qkv_bias=True), 700),
-    "blocks": (dict(block_causal=4, qk_norm=True), 400),
+    "blocks": (dict(**{"blocks.block": 4}, qk_norm=True), 400),
     "causal": (dict(causal=True, shift=True, qkv_bias=True), 300),
 }
 
@@ -31,7 +32,7 @@ KINDS = {  # switches, and after how many steps the weights know the text well e
 def trained(kind):
     """A tiny model that has learnt the text of the test by heart -> params, ModelConfig."""
     switches, steps = KINDS[kind]
-    cfg = dataclasses.replace(TINY, **switches)
+    cfg = shared.changed(TINY, **switches)
     text = np.array(TOK.encode(doctor.zen()))
     params = jax.jit(model.init, static_argnames="cfg")(jax.random.key(0), cfg)
     optimizer = optax.adam(optax.cosine_decay_schedule(4e-3, steps, 0.05))
@@ -73,19 +74,20 @@ def explain(folder, capsys, *flags):
 # Model, keys of config.json that are wrong, what the weights are for, flags and keys that make it right.
 WRONG = [
     ("bidirectional", dict(model_type="sdar", block_size=4, architectures=None), "block_causal=None, causal=False",
-     ["--open_as=a2d-qwen3"], dict(block_size=None)),
+     ["--checkpoint.open_as=a2d-qwen3"], dict(block_size=None)),
     ("bidirectional", dict(mask_token_id=258), "mask_id=256", [], dict(mask_token_id=256)),
-    ("shifted", dict(model_type="a2d-qwen2"), "shift=True", ["--open_as=Dream"], {}),
+    ("shifted", dict(model_type="a2d-qwen2"), "shift=True", ["--checkpoint.open_as=Dream"], {}),
     ("shifted", dict(model_type="qwen2", architectures=["Qwen2ForCausalLM"], transformers_version="5"),
-     "block_causal=None, causal=False", ["--open_as=Dream"], {}),
+     "block_causal=None, causal=False", ["--checkpoint.open_as=Dream"], {}),
     ("shifted", dict(model_type="Fast_dLLM_Qwen", bd_size=8), "block_causal=None, causal=False",
-     ["--open_as=Dream"], {}),
+     ["--checkpoint.open_as=Dream"], {}),
     ("blocks", dict(block_size=16), "block_causal=4", [], dict(block_size=4)),
     ("blocks", dict(model_type="a2d-qwen3", block_size=None), "block_causal=4", [], dict(block_size=4)),
     ("blocks", dict(block_size=32, mask_token_id=257), "mask_id=256, shift=False, block_causal=4", [],
      dict(block_size=4, mask_token_id=256)),
-    ("causal", dict(model_type="Dream"), "causal=True", ["--open_as=qwen2"], {}),
-    ("causal", dict(model_type="a2d-qwen2"), "shift=True, block_causal=None, causal=True", ["--open_as=qwen2"], {}),
+    ("causal", dict(model_type="Dream"), "causal=True", ["--checkpoint.open_as=qwen2"], {}),
+    ("causal", dict(model_type="a2d-qwen2"), "shift=True, block_causal=None, causal=True",
+     ["--checkpoint.open_as=qwen2"], {}),
 ]  # fmt: skip
 
 
@@ -117,9 +119,9 @@ def test_the_weights_of_a_right_folder_agree_with_it(kind, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("switches", [dict(), dict(block_causal=8), dict(causal=True, shift=True)], ids=str)
+@pytest.mark.parametrize("switches", [dict(), dict(**{"blocks.block": 8}), dict(causal=True, shift=True)], ids=str)
 def test_random_weights_prove_nothing(switches, tmp_path, capsys):
-    cfg = dataclasses.replace(TINY, **switches)
+    cfg = shared.changed(TINY, **switches)
     code, said = explain(write(tmp_path, model.init(jax.random.key(0), cfg), cfg), capsys)
     assert code == doctor.UNDECIDED
     assert re.search("\nverdict: undecided: however .* They know none, or .*mask.*\n$", said)
@@ -177,8 +179,9 @@ def test_what_does_not_go_together_is_refused(tmp_path, capsys):
     shape = dataclasses.replace(TINY, n_layer=1, n_head=1, d_model=16)
     folder = write(tmp_path, model.init(jax.random.key(0), shape), shape)
     (tmp_path / "run.json").write_text('{"step": 1, "config": {}}')
-    own = f"--open_as=Dream: the run that wrote {folder} says of which family"
-    for flags, said in ((["--explain", "--open_as=Dream"], own), (["--prompt=a", "--open_as=Dream"], own),
+    own = f"--checkpoint.open_as=Dream: the run that wrote {folder} says of which family"
+    for flags, said in ((["--explain", "--checkpoint.open_as=Dream"], own),
+                        (["--prompt=a", "--checkpoint.open_as=Dream"], own),
                         (["--explain", "--prompt=a"], "--explain and --prompt do not go together")):  # fmt: skip
         assert complete.main([folder, *flags]) == 2
         assert said in capsys.readouterr().err

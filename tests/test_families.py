@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 from shared import SECONDS, byte_model, logits_of
 
-import config
 import model
 import train
 from checkpoints import checkpoint, families, huggingface
@@ -79,7 +79,7 @@ def test_a_folder_of_dllm_opens_with_its_logits(kind, name, block, tmp_path):
     folder = tmp_path / name
     theirs = a2d_folder(folder, kind)
     params, cfg = checkpoint.load(folder)
-    assert (cfg.causal, cfg.shift, cfg.mask_id, getattr(cfg, "block_causal", None)) == (False, False, MASK, block)
+    assert (cfg.causal, cfg.shift, cfg.mask_id, cfg.block) == (False, False, MASK, block)
     z, T = with_masks(3, 40), 40
     number = np.arange(T) // (block or T)
     expected = torch_logits(theirs, z, (number <= number[:, None])[None])
@@ -102,19 +102,20 @@ def config_only(folder, **changes):
 def test_the_name_of_a_repository_counts_in_the_cache_of_huggingface(tmp_path):
     cache = "models--dllm-hub--Qwen3-0.6B-diffusion-{}-v0.1/snapshots/6f1c0b3"
     block, plain = (config_only(tmp_path / cache.format(kind)) for kind in ("bd3lm", "mdlm"))
-    assert huggingface.read_config(block).block_causal == 32
+    assert huggingface.read_config(block).block == 32
     config_only(block, block_size=None)  # config.json decides
-    assert not any(hasattr(huggingface.read_config(folder), "block_causal") for folder in (plain, block))
-    assert huggingface.read_config(config_only(plain, block_size=16)).block_causal == 16
+    assert not any(huggingface.read_config(folder).block for folder in (plain, block))
+    assert huggingface.read_config(config_only(plain, block_size=16)).block == 16
 
 
 @pytest.mark.parametrize("switches, kind", [
-    (dict(qk_norm=True), "a2d-qwen3"), (dict(qkv_bias=True, block_causal=4), "a2d-qwen2"),
-    (dict(block_causal=4), "a2d-llama"), (dict(d_head=16), "a2d-llama"), (dict(qk_norm=True, block_causal=4), "sdar"),
+    (dict(qk_norm=True), "a2d-qwen3"), (dict(qkv_bias=True, **{"blocks.block": 4}), "a2d-qwen2"),
+    (dict(**{"blocks.block": 4}), "a2d-llama"), (dict(d_head=16), "a2d-llama"),
+    (dict(qk_norm=True, **{"blocks.block": 4}), "sdar"),
     ({}, "llada"),
 ])  # fmt: skip
 def test_our_own_models_are_written_under_these_families_too(switches, kind, tmp_path):
-    cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11, **switches)
+    cfg = shared.shape(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11, **switches)
     params = model.init(KEY, cfg)
     huggingface.save(tmp_path, params, cfg)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == kind
@@ -140,16 +141,18 @@ def same_model(found, denoiser):
 
 def test_a_denoiser_under_a_causal_name_is_refused_and_opens_as_what_it_is(denoiser, capsys):
     said = r"'qwen2', but architectures=\['Qwen2ForCausalLM'\], mask_token_id=\d+: this is another network than Qwen2"
-    with pytest.raises(ValueError, match=said + r".* --open_as=NAME opens it as one of llada, .*\(Dream if it sees "):
+    with pytest.raises(ValueError,
+                       match=said + r".* --checkpoint.open_as=NAME opens it as one of llada, .*\(Dream if it sees "):
         checkpoint.load(denoiser[0])
     same_model(checkpoint.load(denoiser[0], open_as="Dream"), denoiser)
     assert checkpoint.load(denoiser[0], open_as="qwen2")[1].causal
     with pytest.raises(ValueError, match="open_as='Dream' is for other people's folders"):
-        config.Config(init_from="config/sudoku_base.py", open_as="Dream")
+        shared.run(init_from="config/sudoku_base.py", **{"checkpoint.open_as": "Dream"})
     words = [str(denoiser[0]), "--prompt=ab", "--max_new_tokens=3", "--steps=1"]
-    for more, message in (([], "--open_as=NAME"), (["--open_as=qwen9"], "'qwen9': this code does not comp")):
+    for more, message in (([], "--checkpoint.open_as=NAME"),
+                          (["--checkpoint.open_as=qwen9"], "'qwen9': this code does not comp")):
         assert complete.main([*words, *more]) == 2 and message in capsys.readouterr().err
-    assert complete.main([*words, "--open_as=Dream"]) == 0
+    assert complete.main([*words, "--checkpoint.open_as=Dream"]) == 0
 
 
 def test_a_mask_in_the_files_of_the_tokenizer_is_no_sign(denoiser, tmp_path):
@@ -169,20 +172,20 @@ def rows(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora_rank", [None, 2])
-def test_a_run_starts_from_it_and_goes_on_without_the_key(denoiser, rows, lora_rank, tmp_path):
-    cfg = config.Config(**SECONDS, dataset=rows, out_dir=f"{tmp_path}/out", init_from=str(denoiser[0]),
-                        open_as="Dream", lora_rank=lora_rank)  # fmt: skip
+@pytest.mark.parametrize("more", [{}, {"lora.rank": 2}])
+def test_a_run_starts_from_it_and_goes_on_without_the_key(denoiser, rows, more, tmp_path):
+    cfg = shared.run(**SECONDS, dataset=rows, out_dir=f"{tmp_path}/out", init_from=str(denoiser[0]),
+                        **{"checkpoint.open_as": "Dream"} | more)  # fmt: skip
     train.train(cfg)
-    train.train(dataclasses.replace(cfg, open_as=None, max_iters=2, resume=True))
+    train.train(shared.changed(cfg, **{"checkpoint.open_as": None}, max_iters=2, resume=True))
     found = checkpoint.load(cfg.out_dir)[1]
     assert huggingface.family_of(found) == "Dream"
     assert complete.main([cfg.out_dir, "--prompt=12", "--max_new_tokens=3"]) == 0
 
 
 def test_the_reference_opens_as_the_start_does(denoiser, rows, tmp_path):
-    cfg = config.Config(**SECONDS, dataset=rows, out_dir=f"{tmp_path}/out", init_from=str(denoiser[0]),
-                        ref_from=str(denoiser[0]), open_as="Dream", objective="grpo", kl_beta=0.1,
+    cfg = shared.run(**SECONDS, dataset=rows, out_dir=f"{tmp_path}/out", init_from=str(denoiser[0]),
+                        ref_from=str(denoiser[0]), **{"checkpoint.open_as": "Dream"}, objective="grpo", kl_beta=0.1,
                         rewards=("exact",))  # fmt: skip
     cfg = start.prepare(cfg, None).cfg
     ends_otherwise = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, eos_id=1, end_ids=(2,)))
@@ -194,9 +197,9 @@ def test_a_plan_reads_the_shape_of_it(denoiser, rows, capsys, tmp_path):
     file = tmp_path / "recipe.py"
     keys = SECONDS | dict(dataset=rows, init_from=str(denoiser[0]))
     file.write_text(f"from config import Config\nconfig = Config(**{keys!r})\n")
-    with pytest.raises(ValueError, match="--open_as=NAME"):
+    with pytest.raises(ValueError, match="--checkpoint.open_as=NAME"):
         plan.plan_ahead([str(file)], "1xH100")
-    plan.plan_ahead([str(file), "--open_as=Dream"], "1xH100")
+    plan.plan_ahead([str(file), "--checkpoint.open_as=Dream"], "1xH100")
     assert "1xH100" in capsys.readouterr().out
 
 

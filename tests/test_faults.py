@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
+import shared
 from faults import KINDS, Disk, Killed, faulty
 from shared import compiled_once, left
 from test_train import written
 
-import config
 import model
 import train
 from checkpoints import checkpoint
@@ -32,11 +32,12 @@ def whole(tmp_path_factory):
     rows = [{"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]} for i in range(40)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shape = model.ModelConfig(n_layer=1, n_head=1, d_model=4, d_ff=4)
-    cfg = config.Config(out_dir=f"{folder}/out", dataset=f"{folder}/rows.jsonl", max_prompt_len=3, max_new_tokens=4,
+    cfg = shared.run(out_dir=f"{folder}/out", dataset=f"{folder}/rows.jsonl", max_prompt_len=3, max_new_tokens=4,
                         max_iters=4, batch_size=4, eval_interval=2, eval_size=2, save_interval=2, log_interval=1,
-                        log_samples=0, diffusion_steps=1, keep_checkpoints=1, warmup_iters=0, model=shape)  # fmt: skip
+                        **{"runs.log_samples": 0}, diffusion_steps=1, **{"checkpoint.keep": 1}, warmup_iters=0,
+                        model=shape)  # fmt: skip
     train.train(cfg)
-    train.train(dataclasses.replace(cfg, out_dir=(killed := f"{folder}/out_killed"), keep_checkpoints=2))
+    train.train(shared.changed(cfg, out_dir=(killed := f"{folder}/out_killed"), **{"checkpoint.keep": 2}))
     shutil.rmtree(f"{killed}/step-000004")
     return cfg, left(cfg.out_dir)
 

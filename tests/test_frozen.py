@@ -21,13 +21,14 @@ import sample
 import train
 from checkpoints import checkpoint
 from data import texts
+from variants import entropy, factor
 
 RECORD = "tests/fixtures/frozen.json"
 FREEZE = bool(os.environ.get("UNMASK_FREEZE"))
 FIXTURES = "llada", "sdar", "fastdllm2"
 RULES = "quota", "dream", "threshold", "factor", "entropy", "dynamic"
 SMALL = ["--n_layer=2", "--d_model=32", "--n_head=2", "--batch_size=16", "--max_iters=3", "--log_interval=1",
-         "--eval_interval=99", "--eval_size=4", "--stop_at=None", "--warmup_iters=2", "--log_samples=0"]
+         "--eval_interval=99", "--eval_size=4", "--stop_at=None", "--warmup_iters=2", "--runs.log_samples=0"]
 BASES = "sudoku_base", "sudoku_d1_base", "countdown_block_base", "arith_ar_base"
 REWARD = ["--rewards=length(target=9)", "--pass_at=None"]  # what a model of three steps can earn
 GRPO = {"sudoku_grpo": "sudoku_base", "sudoku_d1_grpo": "sudoku_d1_base",
@@ -57,8 +58,8 @@ def test_the_likeliest_tokens_and_their_steps(fixture, rule):
     params, cfg = checkpoint.load(f"tests/fixtures/{fixture}")
     rows = jax.random.randint(jax.random.key(1), (3, 24), 5, 200)
     z = jnp.where(jnp.arange(24) < 8, rows, cfg.mask_id).at[2, 13].set(77)
-    plan = sample.Plan(rule=rule, steps=2 if hasattr(cfg, "block_causal") else 6, threshold=0.3, factor=1.5, budget=1.0,
-                       cache="prefix" if hasattr(cfg, "block_causal") else "none")  # fmt: skip
+    plan = sample.Plan(rule=rule, steps=2 if cfg.block else 6, threshold=0.3,
+                       cache="prefix" if cfg.block else "none", use=(entropy.Keys(1.0), factor.Keys(1.5)))  # fmt: skip
     x, trace = sample.generate(params, jax.random.key(0), z, cfg, plan)
     same(f"tokens {fixture} {rule}", [np.asarray(a)[:, 8:].tolist() for a in (x, trace["step"])])
     same(f"logp {fixture} {rule}", np.asarray(trace["logp"])[:, 8:].tolist(), atol=2e-5)

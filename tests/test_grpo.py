@@ -14,6 +14,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shared import all_paths, slow
@@ -266,7 +267,7 @@ def test_a_ratio_that_lies_on_a_bound_has_the_gradient_that_torch_gives_it(A):
 
 def test_cispos_weight_stops_at_its_cap_but_never_its_gradient():
     for A in (GOOD, BAD):
-        capped = LossConfig("cispo", use=(cispo.Keys(cispo_cap=3.0),))
+        capped = LossConfig("cispo", use=(cispo.Keys(cap=3.0),))
         close(at(RHO, A, capped), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
 
 
@@ -433,7 +434,7 @@ def test_wd1_weighs_log_p_itself_whatever_the_ratio():
 def test_entropy_is_a_bonus_on_the_tokens_that_count():
     H, weight = jnp.abs(REF), MASK / MASK.sum()
     batch = LossBatch(ADV, MASK, weight, weight)
-    cfg = config.Config(objective="grpo", init_from="x", rewards=("exact",), entropy_coef=0.5)
+    cfg = shared.run(objective="grpo", init_from="x", rewards=("exact",), **{"entropy_bonus.coef": 0.5})
     added, _ = entropy_bonus.loss(NEW, H, None, batch, cfg)
     close(added, -0.5 * np.asarray(H)[COUNTS].mean())
 
@@ -543,7 +544,7 @@ flat = lambda tree: jax.flatten_util.ravel_pytree(tree)[0]
 PLANS = {  # and of how many orders their paths are
     Plan(order="confidence", steps=2, temperature=1.0): 1,
     Plan(order="confidence", steps=3, temperature=1.0): 2,  # which hole is next depends on what is there
-    Plan(rule="entropy", budget=0.7, temperature=1.3): 2,  # and so does how many are
+    shared.plan(rule="entropy", **{"entropy.budget": 0.7}, temperature=1.3): 2,  # and so does how many are
     Plan(order="random", steps=2, temperature=1.0): 3,
     Plan(order="left", steps=3, temperature=0.7): 1,
 }
@@ -565,8 +566,9 @@ def test_on_policy_the_trace_gives_exactly_the_gradient_of_the_expected_reward(p
 
 
 FILTERED = [Plan(order="confidence", steps=3, temperature=1.2, top_p=0.7),
-            Plan(order="random", steps=2, temperature=1.0, top_k=2, repetition_penalty=1.7),
-            Plan(rule="entropy", budget=0.7, temperature=1.3, top_p=0.9, repetition_penalty=1.3)]
+            shared.plan(order="random", steps=2, temperature=1.0, top_k=2, **{"repetition_penalty.penalty": 1.7}),
+            shared.plan(rule="entropy", **{"entropy.budget": 0.7}, temperature=1.3, top_p=0.9,
+                        **{"repetition_penalty.penalty": 1.3})]
 
 
 @pytest.mark.slow
@@ -635,7 +637,7 @@ def test_cispo_counts_ratios_beyond_its_cap_on_completions_that_are_pushed_up():
     some = jnp.full((3, 2), 1 / 6)
     batch = LossBatch(jnp.array([1.0, 0.0, -1.0]), some > 0, some, some)
     ratio = jnp.array([[5.0, 5.1]] * 3)
-    metrics = grpo.ratio_metrics(ratio, batch, LossConfig(loss="cispo", use=(cispo.Keys(cispo_cap=5.0),)))
+    metrics = grpo.ratio_metrics(ratio, batch, LossConfig(loss="cispo", use=(cispo.Keys(cap=5.0),)))
     close(metrics["cispo_clip_ratio"], 1 / 6)
 
 
@@ -646,5 +648,6 @@ def test_a_default_that_is_said_twice_is_the_same_both_times():
     assert {name: said[name] for name in same} == {name: keys[name] for name in same}
     assert LossConfig() == rl.loss_config(config.Config(ratio_level="token"))  # a run has no ratios
     reference = inspect.signature(moving_reference.update_reference).parameters
-    for name, key in {"decay": "ref_decay", "interval": "ref_sync_interval", "mix": "ref_sync_mix"}.items():
+    for name, key in {"decay": "moving_reference.decay", "interval": "moving_reference.interval",
+                      "mix": "moving_reference.mix"}.items():
         assert reference[name].default == getattr(moving_reference.Keys(), key)

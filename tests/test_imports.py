@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+import shared
 
 import model
 from checkpoints import huggingface
@@ -111,9 +112,9 @@ def test_only_a_file_that_is_typed_as_a_command_launches_a_program_and_does_noth
 
 
 NEEDED = {  # a file of variants/ -> fields of a model that needs it
-    "moe": {"use": (moe.Shape(),), "block_causal": 4, "qk_norm": True},
-    "rope": {"rope_scaling": (8.0, 1.0, 4.0, 64.0), "causal": True, "shift": True},
-    "causal": {"causal": True, "shift": True}, "blocks": {"block_causal": 4, "qk_norm": True},
+    "moe": {"use": (moe.Shape(),), "blocks.block": 4, "qk_norm": True},
+    "rope": {"rope.scaling": (8.0, 1.0, 4.0, 64.0), "causal": True, "shift": True},
+    "causal": {"causal": True, "shift": True}, "blocks": {"blocks.block": 4, "qk_norm": True},
     "gemma": {"causal": True, "shift": True, "gemma": True, "tie_embeddings": True},
 }  # fmt: skip
 WITHOUT = """
@@ -178,7 +179,7 @@ def test_the_core_works_without_the_folder_of_variants():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NEEDED)
 def test_without_a_variant_a_model_that_needs_it_says_so(name, tmp_path):
-    cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11, **NEEDED[name])
+    cfg = shared.shape(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11, **NEEDED[name])
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg))
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
     huggingface.save(tmp_path, params, cfg)

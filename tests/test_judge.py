@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 from shared import byte_model
 
 import config
@@ -21,7 +22,7 @@ from variants import judge
 
 TOK = Tokenizer.bytes()
 IDS = dict(vocab_size=259, mask_id=TOK.mask_id, eos_id=TOK.eos_id, pad_id=TOK.pad_id)
-CFG = model.ModelConfig(n_layer=1, n_head=2, d_model=16, **IDS)
+CFG = shared.shape(n_layer=1, n_head=2, d_model=16, **IDS)
 init = jax.jit(model.init, static_argnames=("cfg", "n_out"))  # one program instead of twenty
 SCORER = init(jax.random.key(0), CFG, n_out=1)
 ROWS = [{"prompt": "p", "completion": f"one {i} two three four five"} for i in range(40)]
@@ -110,7 +111,7 @@ def test_coherence_of_a_uniform_model_is_minus_log_v_and_of_blank_text_the_floor
 @pytest.mark.slow
 @pytest.mark.parametrize("shift", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_coherence_of_a_text_is_the_same_in_every_row_and_behind_any_padding(shift):
-    cfg = model.ModelConfig(n_layer=1, n_head=2, d_model=16, shift=shift, qkv_bias=shift, **IDS)
+    cfg = shared.shape(n_layer=1, n_head=2, d_model=16, shift=shift, qkv_bias=shift, **IDS)
     params = model.init(jax.random.key(3), cfg) | {"head": jax.random.normal(jax.random.key(4), (16, 259))}
     coherence = model_judge.coherence(params, cfg, TOK, batch_size=4, max_len=48)
     alike = coherence([""] * 8, ["a word or two"] * 8)
@@ -121,7 +122,7 @@ def test_coherence_of_a_text_is_the_same_in_every_row_and_behind_any_padding(shi
 
 @pytest.mark.slow
 def test_coherence_of_a_causal_model_is_its_exact_log_prob():
-    cfg = model.ModelConfig(n_layer=1, n_head=2, d_model=16, causal=True, shift=True, **IDS)
+    cfg = shared.shape(n_layer=1, n_head=2, d_model=16, causal=True, shift=True, **IDS)
     params = model.init(jax.random.key(3), cfg) | {"head": jax.random.normal(jax.random.key(4), (16, 259))}
     ids = jnp.array([[*TOK.encode("ab"), TOK.eos_id]])
     logp = jax.nn.log_softmax(model.logits(params, ids, cfg))[0, [1, 2], ids[0, 1:]]
@@ -234,7 +235,7 @@ CHATTY = Tokenizer(
 
 
 def test_a_generator_of_worse_texts_is_prompted_as_it_was_taught(monkeypatch):
-    cfg = config.Config(objective="judge", chat_template="chatml", max_prompt_len=120, max_new_tokens=3)
+    cfg = shared.run(objective="judge", **{"texts.chat_template": "chatml"}, max_prompt_len=120, max_new_tokens=3)
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, mask_id=256, eos_id=258, pad_id=257))
     monkeypatch.setattr(judge.sample, "fill", lambda *args: (read.append(args[2].tokens), None))
     monkeypatch.setattr(judge.texts, "completion_ids", lambda tokens, tok, cfg: [[0]])

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import shared
 from shared import as_iterate, batches_of, byte_model, compiled_once, kept_in_16_bits, left, write_rows
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
-import config
 import data
 import diffusion
 import model
@@ -232,7 +232,8 @@ def test_adapters_that_peft_wrote_open_here(saved, tmp_path):
     (dict(peft_type="LOHA"), "peft_type='LOHA' is not supported; this code computes peft_type='LORA'"),
     (dict(use_dora=True), "use_dora=True is not supported"), (dict(use_rslora=True), "use_rslora=True"),
     (dict(rank_pattern={"q_proj": 2}), "rank_pattern="), (dict(bias="all"), "bias='all'"),
-    (dict(r=None), "expected the numbers r and lora_alpha"), (dict(r=0), "got 0, 5.0"), (dict(lora_alpha="8"), "'8'"),
+    (dict(r=None), "expected the numbers r and lora_alpha"), (dict(r=0), "got 0, 5.0"),
+    (dict(lora_alpha="8"), "'8'"),
     (dict(base_model_name_or_path=None), "base_model_name_or_path, got 3, 5.0 and None"),
     (dict(base_model_name_or_path="GSAI-ML/LLaDA-8B-Base"), "'GSAI-ML/LLaDA-8B-Base', is not a folder here"),
     (dict(r=4), r"q_proj.lora_A.weight has the shape \(3, 32\), but adapter_config.json makes it \(4, 32\)"),
@@ -289,7 +290,8 @@ def test_adapters_that_are_their_own_base_or_damaged_are_named_in_one_sentence(s
 
 
 SECONDS = dict(max_prompt_len=3, max_new_tokens=4, max_iters=4, batch_size=8, eval_interval=4, eval_size=8,
-               save_interval=2, log_interval=1, log_samples=0, diffusion_steps=4, warmup_iters=0, keep_checkpoints=9,
+               save_interval=2, log_interval=1, **{"runs.log_samples": 0}, diffusion_steps=4, warmup_iters=0,
+               **{"checkpoint.keep": 9},
                lr_schedule="constant", learning_rate=1e-2)  # fmt: skip
 SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
 OF = {
@@ -325,8 +327,8 @@ def tiny(place, tmp_path, monkeypatch):
     def make(objective, **changes):
         rewards = [f"{place}/{r}" for r in OF[objective].get("rewards", ())]
         given = SECONDS | OF[objective] | dict(rewards=tuple(rewards), out_dir=f"{tmp_path}/{objective}")
-        return config.Config(**given | dict(objective=objective, dataset=str(place), init_from=f"{place}/base",
-                                            lora_rank=2) | changes)  # fmt: skip
+        return shared.run(**given | dict(objective=objective, dataset=str(place), init_from=f"{place}/base",
+                                            **{"lora.rank": 2}) | changes)  # fmt: skip
     return make
 
 
@@ -425,7 +427,7 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
     told = capsys.readouterr().out
     assert complete.main([f"{tmp_path}/whole", "--prompt=12", "--order=left", "--max_new_tokens=4", "--steps=4"]) == 0
     assert capsys.readouterr().out == told
-    followed = tiny("pretrain", init_from=cfg.out_dir, lora_rank=None, max_iters=1, out_dir=f"{tmp_path}/full",
+    followed = tiny("pretrain", init_from=cfg.out_dir, lora=False, max_iters=1, out_dir=f"{tmp_path}/full",
                     learning_rate=1e-9, ema_decay=None)  # fmt: skip
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), train.train(followed)[0].params, merged)
     assert not os.path.exists(f"{checkpoint.find(followed.out_dir)}/adapter_config.json")
@@ -438,12 +440,12 @@ def test_the_base_of_a_run_is_held_in_the_dtype_of_its_matmuls_and_adapters_in_f
     cfg, _, start, _ = prepare(tiny("pretrain", model=low), train.train)
     new, base = rl.split(start, KEY, cfg)
     assert kinds(new) == {"float32"} and kept_in_16_bits(base)
-    assert kinds(prepare(tiny("pretrain", model=low, lora_rank=None), train.train)[2]) == {"float32"}
+    assert kinds(prepare(tiny("pretrain", model=low, lora=False), train.train)[2]) == {"float32"}
 
 
 def test_the_optimizer_holds_two_numbers_for_each_of_an_adapter_and_none_for_the_base(tiny):
     shape = model.ModelConfig(n_layer=4, n_head=4, d_model=256, mask_id=258)
-    cfg = tiny("pretrain", model=shape, lora_rank=8)
+    cfg = tiny("pretrain", model=shape, **{"lora.rank": 8})
     full = jax.eval_shape(lambda: model.init(KEY, shape))
     new, base = jax.eval_shape(lambda: rl.split(model.init(KEY, shape), KEY, cfg))
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
@@ -454,11 +456,13 @@ def test_the_optimizer_holds_two_numbers_for_each_of_an_adapter_and_none_for_the
 
 
 @pytest.mark.parametrize("changes, words", [
-    (dict(lora_rank=0), "lora_rank=0 must be at least 1"), (dict(lora_alpha=0.0), "lora_alpha=0.0 must be above 0"),
-    (dict(lora_targets=("q", "w")), "expected one or more of q, k, v, o, gate, up, down"),
-    (dict(lora_targets=("q", "q")), "each once"), (dict(lora_targets=()), "one or more"),
-    (dict(init_from=None), "lora_rank=2 needs init_from"),
-    (dict(ref_mode="ema"), "ref_mode='ema'.*the reference is the base"), (dict(ref_offload=True), "ref_offload=True"),
+    (dict(**{"lora.rank": 0}), "lora.rank=0 must be at least 1"),
+    (dict(**{"lora.alpha": 0.0}), "lora.alpha=0.0 must be above 0"),
+    (dict(**{"lora.targets": ("q", "w")}), "expected one or more of q, k, v, o, gate, up, down"),
+    (dict(**{"lora.targets": ("q", "q")}), "each once"), (dict(**{"lora.targets": ()}), "one or more"),
+    (dict(init_from=None), "lora.rank=2 needs init_from"),
+    (dict(**{"moving_reference.mode": "ema"}), "moving_reference=True.*the reference is the base"),
+    (dict(**{"memory.ref_offload": True}), "ref_offload=True"),
 ])  # fmt: skip
 def test_keys_that_contradict_each_other_are_refused(changes, words, tiny):
     with pytest.raises(ValueError, match=words):
@@ -469,19 +473,19 @@ def test_a_run_is_resumed_with_its_own_adapters_or_not_at_all(tiny, place, tmp_p
     cfg = tiny("pretrain")
     train.train(cfg)
     again = dataclasses.replace(cfg, resume=True)
-    for changes, words in ((dict(lora_alpha=3.0), r"lora_alpha=3.0 \(it was 16.0\)"),
-                           (dict(lora_rank=4), r"lora_rank=4 \(it was 2\)"),
-                           (dict(lora_targets=("q",)), r"lora_targets=\['q'\] \(it was"),
-                           (dict(lora_rank=None), r"lora_rank=None \(it was 2\)")):  # fmt: skip
+    for changes, words in ((dict(**{"lora.alpha": 3.0}), r"lora.alpha=3.0 \(it was 16.0\)"),
+                           (dict(**{"lora.rank": 4}), r"lora.rank=4 \(it was 2\)"),
+                           (dict(**{"lora.targets": ("q",)}), r"lora.targets=\['q'\] \(it was"),
+                           (dict(lora=False), r"lora.rank=None \(it was 2\)")):  # fmt: skip
         with pytest.raises(ValueError, match=words):
-            train.train(dataclasses.replace(again, **changes))
+            train.train(shared.changed(again, **changes))
     nothing = dataclasses.replace(again, out_dir=f"{tmp_path}/nothing", init_from=None)
     with pytest.raises(ValueError, match="there is no run in .*nothing'"):
         train.train(nothing)
-    full = tiny("pretrain", lora_rank=None, out_dir=f"{tmp_path}/full")
+    full = tiny("pretrain", lora=False, out_dir=f"{tmp_path}/full")
     os.mkdir(full.out_dir)
     base, shape = checkpoint.load(place / "base")
     state = rl.State(1, base, (), None, None)
     checkpoint.save_run(dataclasses.replace(full, model=shape), state, data.Tokenizer.bytes(), None, False)
-    with pytest.raises(ValueError, match=r"lora_rank=2 \(it was None\)"):
-        train.train(dataclasses.replace(full, resume=True, lora_rank=2))
+    with pytest.raises(ValueError, match=r"lora.rank=2 \(it was None\)"):
+        train.train(shared.changed(full, resume=True, **{"lora.rank": 2}))

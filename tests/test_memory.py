@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import pytest
+import shared
 from shared import byte_model
 
 import config
@@ -38,14 +39,14 @@ def test_a_training_step_takes_three_forward_passes_of_two_flops_per_weight_and_
 
 def test_a_causal_rollout_costs_one_pass_and_a_denoisers_one_per_step_of_which_a_group_shares_the_first():
     deep = dataclasses.replace(SMALL.model, n_layer=model.UNROLLED + 1)
-    cfg = dataclasses.replace(SMALL, **TUNING, diffusion_steps=8, model=deep)
+    cfg = shared.changed(SMALL, **TUNING, diffusion_steps=8, model=deep)
     causal = dataclasses.replace(cfg, model=dataclasses.replace(deep, causal=True, shift=True))
     flops, causal_flops = cost.estimate_flops(cfg)["rollout"], cost.estimate_flops(causal)["rollout"]
     assert flops == (7 + 1 / cfg.group_size) * causal_flops > 0
 
 
 def test_a_block_cache_costs_memory_and_saves_flops_a_dual_one_most():
-    cfg = dataclasses.replace(SMALL, **TUNING, diffusion_steps=8, block_len=SMALL.max_new_tokens // 4)
+    cfg = shared.changed(SMALL, **TUNING, diffusion_steps=8, block_len=SMALL.max_new_tokens // 4)
     runs = [dataclasses.replace(cfg, cache=cache) for cache in ("none", "prefix", "dual")]
     none, prefix, dual = (cost.estimate_flops(run)["rollout"] for run in runs)
     assert none > prefix > dual > none / 3
@@ -61,7 +62,7 @@ def counted(f, *arguments):
 # XLA counts the body of a loop once, so the model has few blocks; norms, softmax and rotary count as nothing
 @pytest.mark.parametrize("n_layer", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_estimated_flops_of_a_forward_pass_are_those_that_xla_counts(n_layer):
-    cfg = dataclasses.replace(SMALL, **TUNING, kl_beta=0.1, model=dataclasses.replace(SMALL.model, n_layer=n_layer))
+    cfg = shared.changed(SMALL, **TUNING, kl_beta=0.1, model=dataclasses.replace(SMALL.model, n_layer=n_layer))
     passes = lambda params, z: model.logits(params, z, cfg.model, start=cfg.max_prompt_len)
     estimate = cost.estimate_flops(cfg)["scoring"] / config.n_views(cfg)
     assert 0.9 < estimate / counted(passes, shapes_of(cfg), array(cfg, "int32")) < 1.01
@@ -69,8 +70,8 @@ def test_the_estimated_flops_of_a_forward_pass_are_those_that_xla_counts(n_layer
 
 @pytest.mark.parametrize("shift", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_estimated_flops_of_noisy_copies_and_their_text_are_those_that_xla_counts(shift):
-    shape = dataclasses.replace(SMALL.model, n_layer=2, block_causal=4, shift=shift)
-    cfg = dataclasses.replace(SMALL, **TUNING, kl_beta=0.1, logp_views=4, model=shape)
+    shape = shared.changed(SMALL.model, n_layer=2, **{"blocks.block": 4}, shift=shift)
+    cfg = shared.changed(SMALL, **TUNING, kl_beta=0.1, logp_views=4, model=shape)
     x = array(cfg, "int32")
     z = jax.ShapeDtypeStruct((len(x), 4, 64), "int32")
     read = lambda params, x, z: blocks.hidden(params, x, z, cfg.model, start=cfg.max_prompt_len)
@@ -79,15 +80,15 @@ def test_the_estimated_flops_of_noisy_copies_and_their_text_are_those_that_xla_c
 
 
 @pytest.mark.parametrize("changes, part, more", [
-    (dict(kl_beta=0.1), "reference", True), (dict(kl_beta=0.1, ref_offload=True), "reference", False),
+    (dict(kl_beta=0.1), "reference", True), (dict(kl_beta=0.1, **{"memory.ref_offload": True}), "reference", False),
     (dict(ema_decay=0.9), "average", True), (dict(logp_chunk=8), "activations", False),
     (dict(gradient_accumulation_steps=2), "activations", False), (dict(rollout_chunk=8), "rollout", False),
-    (dict(lora_rank=4), "optimizer", False), (dict(lora_rank=4), "gradients", False),
-    (dict(lora_rank=4), "params", True),
+    (dict(**{"lora.rank": 4}), "optimizer", False), (dict(**{"lora.rank": 4}), "gradients", False),
+    (dict(**{"lora.rank": 4}), "params", True),
 ])  # fmt: skip
 def test_the_estimate_knows_what_a_key_costs_or_saves(changes, part, more):
-    base = memory.estimate_bytes(dataclasses.replace(SMALL, **TUNING))[part]
-    now = memory.estimate_bytes(dataclasses.replace(SMALL, **TUNING, **changes))[part]
+    base = memory.estimate_bytes(shared.changed(SMALL, **TUNING))[part]
+    now = memory.estimate_bytes(shared.changed(SMALL, **TUNING, **changes))[part]
     assert now > base if more else now < base or now == base == 0
 
 
@@ -105,7 +106,7 @@ def test_no_estimate_is_made_where_the_bound_is_small_and_then_it_would_be_small
 
 
 def test_a_run_that_does_not_fit_names_the_keys_to_change():
-    cfg = dataclasses.replace(SMALL, **TUNING)
+    cfg = shared.changed(SMALL, **TUNING)
     peak = memory.estimate_bytes(cfg)["peak"]
     assert len(fit.describe(cfg, 2 * peak)) == 1
     line, warning = fit.describe(cfg, peak // 2)
@@ -116,9 +117,9 @@ def test_a_run_that_does_not_fit_names_the_keys_to_change():
 
 
 def test_a_model_that_cannot_fit_is_reported_without_being_allocated():
-    lines = fit.describe(dataclasses.replace(SMALL, **TUNING, kl_beta=0.04, model=BIG), 80 * 10**9)
+    lines = fit.describe(shared.changed(SMALL, **TUNING, kl_beta=0.04, model=BIG), 80 * 10**9)
     assert "still too much: it needs a smaller model or a larger device" in lines[1]
-    assert "params 32.1 GB" in lines[0] and "--ref_offload=True" in lines[1]
+    assert "params 32.1 GB" in lines[0] and "--memory.ref_offload=True" in lines[1]
 
 
 def test_devices_are_named_by_their_number_or_by_the_shape_of_a_slice():
@@ -206,11 +207,11 @@ DEEP = dict(vocab_size=1000, n_layer=9, n_head=8, d_model=256, mask_id=999, eos_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys, changes", [
-    (ROWS, dict(dtype="bfloat16")), (ROWS | dict(lora_rank=8, logp_chunk=8), {}),
+    (ROWS, dict(dtype="bfloat16")), (ROWS | dict(**{"lora.rank": 8}, logp_chunk=8), {}),
     (dict(batch_size=16, max_prompt_len=16, max_new_tokens=48, ema_decay=0.99, gradient_accumulation_steps=8), {})
 ])  # fmt: skip
 def test_the_estimate_is_within_15_percent_of_what_xla_finds(keys, changes):
-    cfg = config.Config(**keys, model=model.ModelConfig(**DEEP | changes))
+    cfg = shared.run(**keys, model=shared.shape(**DEEP | changes))
     held, temporaries = plan.compiled_bytes(cfg, placement.make(None, jax.devices()[:1]))
     estimate, found = memory.estimate_bytes(cfg, 1)["peak"], sum(held.values()) + max(temporaries.values())
     print(f"estimate / compiled: {estimate / found:.3f}")
@@ -220,7 +221,7 @@ def test_the_estimate_is_within_15_percent_of_what_xla_finds(keys, changes):
 @pytest.mark.slow
 @pytest.mark.skipif(plan.topology("1xH100") is None, reason="needs the compiler of a GPU, and cuDNN")
 def test_a_plan_for_a_gpu_has_its_attention_without_scores():
-    cfg = config.Config(**ROWS, model=model.ModelConfig(**DEEP | dict(dtype="bfloat16")))
+    cfg = shared.run(**ROWS, model=shared.shape(**DEEP | dict(dtype="bfloat16")))
     devices = placement.make(None, plan.topology("1xH100").devices)
     with plan.traced_for("1xH100"):
         held, temporaries = plan.compiled_bytes(cfg, devices)

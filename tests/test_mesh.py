@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 
 if __name__ == "__main__":  # this file is also the program that they run, with more devices: see `elsewhere`
     import conftest  # noqa: F401
@@ -34,8 +35,9 @@ from loop import runs
 from system import meeting, placement, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
-RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=8, batch_size=8, eval_interval=4, eval_size=6, log_samples=0,
-           save_interval=4, log_interval=1, diffusion_steps=4, warmup_iters=2, keep_checkpoints=9,
+RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=8, batch_size=8, eval_interval=4, eval_size=6,
+           **{"runs.log_samples": 0},
+           save_interval=4, log_interval=1, diffusion_steps=4, warmup_iters=2, **{"checkpoint.keep": 9},
            lr_schedule="constant")  # fmt: skip
 GRPO = dict(objective="grpo", init_from="base", rewards=("r.py:letters",), group_size=4, batch_size=6, logp_views=2,
             logp_est="trace", ratio_level="token", adv_negative=1.0)  # fmt: skip
@@ -43,10 +45,12 @@ KINDS = {
     "pretrain": dict(rewards=("exact",), ema_decay=0.9, gradient_accumulation_steps=2, model=SHAPE),
     "remat": dict(rewards=("exact",), model=dataclasses.replace(SHAPE, n_layer=model.UNROLLED + 1, remat=True)),
     "judge": dict(objective="judge", init_from="base"),
-    "grpo": GRPO | dict(kl_beta=0.1, ref_mode="ema", updates_per_rollout=2, minibatch_size=12, rollout_chunk=12),
-    "offload": GRPO | dict(kl_beta=0.1, ref_offload=True, logp_est="coupled", loss_type="grpo", max_iters=4),
+    "grpo": GRPO | dict(kl_beta=0.1, **{"moving_reference.mode": "ema"}, updates_per_rollout=2, minibatch_size=12,
+                        rollout_chunk=12),
+    "offload": GRPO | dict(kl_beta=0.1, **{"memory.ref_offload": True}, logp_est="coupled", loss_type="grpo",
+                           max_iters=4),
     "few": GRPO | dict(kl_beta=0.1, max_iters=4, save_interval=2, eval_interval=2),
-    "lora": GRPO | dict(kl_beta=0.1, lora_rank=2),
+    "lora": GRPO | dict(kl_beta=0.1, **{"lora.rank": 2}),
     "causal": GRPO | dict(init_from="causal", order="left", logp_est="exact"),
     "judged": GRPO | dict(rewards=("judge", "r.py:letters"), judge_from="judge", max_iters=4),
 }  # fmt: skip
@@ -74,7 +78,7 @@ def run_of(place, kind, out, **changes):
     at = lambda name: f"{place}/{name}"
     keys |= {key: at(keys[key]) for key in ("init_from", "judge_from") if key in keys}
     keys["rewards"] = tuple(at(name) if "." in name else name for name in keys.get("rewards", ()))
-    return config.Config(**keys, dataset=str(place), out_dir=at(out))
+    return shared.run(**keys, dataset=str(place), out_dir=at(out))
 
 
 def left(out_dir, last=None):
@@ -224,7 +228,8 @@ def processes(place, out, *arguments, n=2, devices=2):
     fields = ", ".join(f"{k}={v!r}" for k, v in keys.items())
     said = f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n"
     (place / "run.py").write_text(said)
-    return [subprocess.Popen([*command, f"--coordinator=127.0.0.1:{port}", f"--processes={n}", f"--process_id={i}"],
+    return [subprocess.Popen([*command, f"--hosts.coordinator=127.0.0.1:{port}", f"--hosts.processes={n}",
+                              f"--hosts.process_id={i}"],
                              env=own, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             for i in range(n)]  # fmt: skip
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 from shared import logits_of
 
 import model
@@ -22,7 +23,7 @@ from checkpoints.adapt import adapt
 from judges import model_judge
 from system import cudnn, kernels, sharding
 from tools import plan
-from variants import blocks, caches, rope
+from variants import blocks, caches, gemma, rope
 
 FIXTURE = "tests/fixtures/llada"
 TINY = model.ModelConfig(vocab_size=40, n_layer=2, n_head=4, d_model=32, mask_id=39, eos_id=38, pad_id=37)
@@ -67,11 +68,11 @@ def test_logits_equal_those_of_the_original_llada_code(expected, folder, ids, lo
 
 AUTOREGRESSIVE = {
     "llama": CAUSAL,
-    "llama 3.1": dataclasses.replace(CAUSAL, d_head=16, rope_theta=100.0, rope_scaling=(8.0, 1.0, 4.0, 64)),
+    "llama 3.1": shared.changed(CAUSAL, d_head=16, rope_theta=100.0, **{"rope.scaling": (8.0, 1.0, 4.0, 64)}),
     "qwen2": dataclasses.replace(CAUSAL, qkv_bias=True, tie_embeddings=True),
     "qwen3": dataclasses.replace(CAUSAL, qk_norm=True, d_head=16),
-    "gemma2": dataclasses.replace(CAUSAL, gemma=True, tie_embeddings=True, n_layer=3, d_head=16, window=5,
-                                  query_scale=24, attn_cap=2.0, logit_cap=3.0),
+    "gemma2": shared.changed(CAUSAL, gemma=True, tie_embeddings=True, n_layer=3, d_head=16, **{"gemma.window": 5,
+                                  "gemma.query_scale": 24}, **{"gemma.attn_cap": 2.0, "gemma.logit_cap": 3.0}),
 }  # fmt: skip
 KINDS = [pytest.param(kind, marks=[] if kind == "gemma2" else pytest.mark.slow) for kind in AUTOREGRESSIVE]
 GEMMA = dict(head_dim=16, query_pre_attn_scalar=24, sliding_window=5, num_hidden_layers=3, attn_logit_softcapping=2.0,
@@ -158,7 +159,7 @@ def moved_logits(cfg, at):
     return set(np.flatnonzero(np.asarray(difference) > 1e-7).tolist())
 
 
-GEMMA2 = dataclasses.replace(AUTOREGRESSIVE["gemma2"], n_layer=1, window=3)
+GEMMA2 = shared.changed(AUTOREGRESSIVE["gemma2"], n_layer=1, **{"gemma.window": 3})
 
 
 @pytest.mark.parametrize("cfg, sees", [
@@ -183,9 +184,9 @@ def test_a_causal_model_without_a_prompt_does_not_see_the_token_it_predicts(pads
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, pytest.param(dict(window=2), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("changes", [{}, pytest.param(dict(**{"gemma.window": 2}), marks=pytest.mark.slow)], ids=str)
 def test_the_first_hole_of_a_shifted_denoiser_is_the_same_behind_padding(changes):
-    cfg = dataclasses.replace(DENOISER, shift=True, qkv_bias=True, **changes)
+    cfg = shared.changed(DENOISER, shift=True, qkv_bias=True, **changes)
     params, z = model.init(KEY, cfg), TOKENS.at[:, :2].set(cfg.mask_id)
     params = jax.tree.map(lambda w: w + 0.1 * jax.random.normal(KEY, w.shape), params)
     padded = jnp.pad(z, ((0, 0), (3, 0)), constant_values=cfg.pad_id)
@@ -223,7 +224,7 @@ def test_ids_may_be_the_first_and_the_last_of_a_vocabulary():
 
 
 def test_gemma_multiplies_embeddings_by_the_root_of_the_width_and_its_gains_are_one_more_than_what_is_stored():
-    cfg = dataclasses.replace(CAUSAL, gemma=True)
+    cfg = shared.changed(CAUSAL, gemma=True)
     params = {"embed": jnp.ones((2, 32)), "norm": jnp.array([0.5, -0.5]), "blocks": {"q_norm": jnp.zeros(2)}}
     close(model.embed(params, jnp.array([[1]]), cfg), cfg.d_model**0.5, 1e-5)
     close(model.embed(params, jnp.array([[1]]), CAUSAL), 1, 0)
@@ -268,13 +269,13 @@ def test_a_shifted_model_is_aligned_by_the_readout_alone():
     close(logits_of(params, TOKENS, shifted), jnp.concatenate([raw[:, :1], raw[:, :-1]], 1), 1e-6)
 
 
-@pytest.mark.parametrize("changes", [dict(shift=True, window=3, qk_norm=True), *(
+@pytest.mark.parametrize("changes", [dict(shift=True, **{"gemma.window": 3}, qk_norm=True), *(
     pytest.param(changes, marks=pytest.mark.slow) for changes in (
         {}, dict(n_layer=model.UNROLLED + 1),
         dict(causal=True, shift=True, qkv_bias=True),
-        dict(gemma=True, n_layer=3, window=3), dict(remat=True)))], ids=str)  # fmt: skip
+        dict(gemma=True, n_layer=3, **{"gemma.window": 3}), dict(remat=True)))], ids=str)  # fmt: skip
 def test_a_window_of_logits_is_that_window_of_all_logits(changes):
-    cfg = dataclasses.replace(DENOISER, **changes)
+    cfg = shared.changed(DENOISER, **changes)
     params, valid = model.init(KEY, cfg), jnp.arange(12) >= jnp.array([[0], [2], [0]])
     read = jax.jit(model.logits, static_argnames=("cfg", "length"))
     whole = read(params, TOKENS, cfg, valid)
@@ -325,32 +326,32 @@ def test_attention_and_its_gradient_are_those_of_the_kernel_of_a_gpu(name, T):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cfg", [CAUSAL, *(dataclasses.replace(DENOISER, **changes) for changes in (
-    {}, dict(window=3), dict(block_causal=4), dict(shift=True, qk_norm=True)))])  # fmt: skip
+@pytest.mark.parametrize("cfg", [CAUSAL, *(shared.changed(DENOISER, **changes) for changes in (
+    {}, dict(**{"gemma.window": 3}), dict(**{"blocks.block": 4}), dict(shift=True, qk_norm=True)))])  # fmt: skip
 def test_a_model_on_a_gpu_is_the_model_on_a_cpu(cfg, monkeypatch):
     params, valid = model.init(KEY, cfg), jnp.arange(12) >= jnp.array([[0], [2], [0]])
     z = TOKENS.at[:, 5:7].set(39)
     both = jnp.stack([z, TOKENS.at[:, 7:9].set(39)], 1)
     packed = lambda z: blocks.hidden(params, TOKENS, both, cfg, valid, 2)
     single = lambda z: model.hidden(params, z, cfg, valid, 2, 7)
-    read = lambda: jax.jit(lambda z: (packed if hasattr(cfg, "block_causal") else single)(z))(z)
+    read = lambda: jax.jit(lambda z: (packed if cfg.block else single)(z))(z)
     here, used = read(), []
     flash = functools.partial(cudnn.attention, implementation="xla")
     monkeypatch.setattr(cudnn, "attention", lambda *args: used.append(args) or flash(*args))
     monkeypatch.setattr(kernels, "fused", lambda *settings: True)
     close(read(), here, 1e-5)
     # A packed row takes two calls, its text and its copies; in the last block only the copies are computed.
-    assert len(used) == (2 * cfg.n_layer - 1 if hasattr(cfg, "block_causal") else cfg.n_layer)
+    assert len(used) == (2 * cfg.n_layer - 1 if cfg.block else cfg.n_layer)
 
 
 def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monkeypatch):
     Device = collections.namedtuple("Device", "compute_capability")
     low, one = dataclasses.replace(DENOISER, dtype="bfloat16"), jnp.zeros((1, 1), int)
-    fused = lambda cfg: kernels.fused(cfg.dtype, cfg.head_dim, getattr(cfg, "attn_cap", None))
+    fused = lambda cfg: kernels.fused(cfg.dtype, cfg.head_dim, gemma.Shape.of(cfg).attn_cap)
     assert not fused(low)  # on this CPU
     with plan.traced_for("8xH100"):
         assert fused(low) and not fused(DENOISER)
-        assert not fused(dataclasses.replace(low, attn_cap=50.0))
+        assert not fused(shared.changed(low, **{"gemma.attn_cap": 50.0}))
         assert not fused(dataclasses.replace(low, d_head=12)) and sharding.platform() == "gpu"
         assert not sharding.shape()  # and nothing is split
         params, cache = jax.eval_shape(lambda: (model.init(KEY, low), caches.new_cache(low, 1, 4)))
@@ -364,7 +365,7 @@ def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monke
 
 
 def test_llama_31_slows_slow_turns_down_leaves_fast_ones_alone_and_goes_linearly_between():
-    cfg = dataclasses.replace(TINY, d_head=16, rope_theta=100.0, rope_scaling=(8.0, 1.0, 4.0, 64))
+    cfg = shared.changed(TINY, d_head=16, rope_theta=100.0, **{"rope.scaling": (8.0, 1.0, 4.0, 64)})
     plain = 100.0 ** (-np.arange(0, 16, 2) / 16)
     turns = 64 * plain / (2 * np.pi)  # in the trained length
     expected = np.where(turns > 4, plain, np.where(turns < 1, plain / 8, 0))
@@ -423,7 +424,8 @@ def test_the_gradient_of_16_bit_weights_is_that_of_the_plain_product(I, O, amx, 
 
 
 def test_between_products_a_cpu_computes_in_32_bits_and_a_gpu_in_16():
-    low = dataclasses.replace(DENOISER, dtype="bfloat16", attn_cap=50.0)  # with a cap, no kernel that only a GPU has
+    low = shared.changed(DENOISER, dtype="bfloat16",
+                         **{"gemma.attn_cap": 50.0})  # with a cap, no kernel that only a GPU has
     params = jax.eval_shape(lambda: model.init(KEY, low))
 
     def dtype():
@@ -514,7 +516,7 @@ def test_a_denoiser_made_of_a_causal_model_is_that_model_without_its_mask(name, 
     params = model.init(KEY, cfg)
     adapted, new = adapt(params, cfg, 40, cfg)  # an id that the model has no row for
     assert (new.vocab_size, new.causal, new.shift) == (41, False, True)
-    blinded = dataclasses.replace(new, causal=True)
+    blinded = shared.changed(new, causal=True)
     close(model.logits(adapted, TOKENS, blinded)[..., :40], model.logits(params, TOKENS, cfg))
     assert float(jnp.abs(model.logits(adapted, TOKENS, new) - model.logits(adapted, TOKENS, blinded)).max()) > 0.01
     huggingface.save(tmp_path, adapted, new)
@@ -548,11 +550,11 @@ def test_save_and_load_are_inverse(name, n_out, tmp_path):
 
 
 @pytest.mark.parametrize("cfg, changes, named", [
-    (DENOISER, dict(shift=True), "qkv_bias=False"),
-    (DENOISER, dict(window=4), "no Hugging Face family has .*gemma=True"),
-    (CAUSAL, dict(qkv_bias=True, gemma=True), "no Hugging Face family has .*gemma=True")])
+    (DENOISER, dict(shift=True), "these switches together: shift=True"),
+    (DENOISER, dict(**{"gemma.window": 4}), "no Hugging Face family has .*gemma.window="),
+    (CAUSAL, dict(qkv_bias=True, gemma=True), "no Hugging Face family has .*gemma.window=")])
 def test_switches_that_no_family_has_are_named_when_saving(cfg, changes, named, tmp_path):
-    cfg = dataclasses.replace(cfg, **changes)
+    cfg = shared.changed(cfg, **changes)
     with pytest.raises(ValueError, match=named):
         huggingface.save(tmp_path, model.init(KEY, cfg), cfg)
 
@@ -595,7 +597,8 @@ def test_a_wrong_or_hostile_config_is_one_sentence_and_soon(change, named, tmp_p
     (dict(rope_parameters={"rope_type": "yarn"}), "rope_scaling={'rope_type': 'yarn'} is not supported"),
     (dict(layer_types=["sliding_attention"] * 2), "layer_types="), (dict(attention_bias=True), "attention_bias=True"),
     (dict(architectures=["EfficientDLM"]), r"architectures=\['EfficientDLM'\], .* another network than LlamaFor"),
-    (dict(architectures="A2DLlamaLMHeadModel"), "perhaps a denoiser .*--open_as=NAME opens it as one of llada, "),
+    (dict(architectures="A2DLlamaLMHeadModel"),
+     "perhaps a denoiser .*--checkpoint.open_as=NAME opens it as one of llada, "),
     (dict(dlm_paradigm="bidirectional"), "dlm_paradigm='bidirectional' is not supported"),
     (dict(architectures=None, mask_token_id=30), "mask_token_id=30"),  # of a class without a name
     (dict(auto_map={"AutoModel": "modeling.Model"}, mask_token_id=30), "mask_token_id=30"),  # which brings its own code
@@ -679,11 +682,11 @@ def test_a_truncated_or_missing_file_is_one_sentence(tmp_path):
     (dict(n_head=5), "n_head=5"), (dict(n_kv_head=3), "n_kv_head=3"), (dict(causal=True), "shift=True"),
     (dict(dtype="float16"), "float16"), (dict(d_head=7), "7 columns"), (dict(n_layer=0), "n_layer=0"),
     *((dict(mask_id=n), f"mask_id={n} is outside the vocabulary of 40 ids") for n in (-1, 40)),
-    *((dict(rope_scaling=numbers), "rope_scaling=.*expected four numbers above 0") for numbers in (
+    *((dict(**{"rope.scaling": numbers}), "rope.scaling=.*expected four numbers above 0") for numbers in (
         (8.0, 4.0, 1.0, 64), (0.0, 1.0, 4.0, 64), (8.0, 0.0, 4.0, 64), (8.0, 1.0, 0.0, 64), (8.0, 1.0, 4.0, 0)))])
 def test_impossible_configurations_are_refused(wrong, named):
     with pytest.raises(ValueError, match=named):
-        dataclasses.replace(TINY, **wrong)
+        shared.changed(TINY, **wrong)
 
 
 def test_every_leaf_starts_from_its_own_random_numbers():

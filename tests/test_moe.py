@@ -1,5 +1,4 @@
 """Mixtures of experts: LLaDA2's own outputs, Qwen3-MoE in blocks, all experts for all tokens, and runs."""
-import dataclasses
 import functools
 import math
 import shutil
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 
 if __name__ == "__main__":  # this file is also a program that runs on more devices: see `elsewhere`
     import conftest  # noqa: F401
@@ -23,7 +23,7 @@ import train
 from checkpoints import adapters, checkpoint, families, huggingface
 from loop import cost, memory, runs
 from loop.start import prepare
-from system import disk, placement, sections, sharding
+from system import disk, placement, sharding
 from tools import complete, plan
 from variants import lora, moe
 
@@ -32,18 +32,12 @@ KEY, SLOW = jax.random.key(0), pytest.mark.slow
 SMALL = model.ModelConfig(vocab_size=40, n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=48, qk_norm=True,
                           mask_id=39, eos_id=38, pad_id=37,
                           use=(moe.Shape(n_experts=8, experts_per_token=3, d_expert=24),))  # fmt: skip
-SIGMOID = dict(routing="sigmoid", norm_routing=True, routing_scale=2.5, expert_groups=4, groups_per_token=2, n_shared=1,
-               first_dense=1)  # fmt: skip
+SIGMOID = {"moe.routing": "sigmoid", "moe.norm_routing": True, "moe.routing_scale": 2.5, "moe.expert_groups": 4,
+           "moe.groups_per_token": 2, "moe.n_shared": 1, "moe.first_dense": 1}  # fmt: skip
 
 
-def changed(cfg, **values):
-    """A copy with these values, of the ModelConfig or of its experts."""
-    own = {name: values.pop(name) for name in [*values] if name in model.ModelConfig.__dataclass_fields__}
-    return dataclasses.replace(cfg, **own, use=sections.with_values(cfg.use, values, "Shape"))
-
-
-SDAR = changed(SMALL, block_causal=4, d_head=16, norm_routing=True)
-OURS = changed(SMALL, block_causal=32, d_head=16, n_layer=3, rotary_share=0.5, **SIGMOID)
+SDAR = shared.changed(SMALL, **{"blocks.block": 4}, d_head=16, **{"moe.norm_routing": True})
+OURS = shared.changed(SMALL, **{"blocks.block": 32}, d_head=16, n_layer=3, rotary_share=0.5, **SIGMOID)
 KINDS = {"sdar_moe": SDAR, "llada2_moe": OURS}
 TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 37)
 
@@ -84,11 +78,11 @@ def layer(cfg):
 def every_expert(h, w, cfg):
     """mixture(h, w, cfg), with all experts computed for all tokens."""
     expert, weight = moe.route(h, w, cfg)
-    share = (jax.nn.one_hot(expert, cfg.n_experts) * weight[..., None]).sum(-2)  # (B, S, E)
+    share = (jax.nn.one_hot(expert, moe.Shape.of(cfg).n_experts) * weight[..., None]).sum(-2)  # (B, S, E)
     inner = jax.nn.silu(jnp.einsum("bsd,edf->bsef", h, w["expert_gate"]))
     inner *= jnp.einsum("bsd,edf->bsef", h, w["expert_up"])
     out = jnp.einsum("bsef,efd,bse->bsd", inner, w["expert_down"], share)
-    if cfg.n_shared:
+    if moe.Shape.of(cfg).n_shared:
         out += (jax.nn.silu(h @ w["shared_gate"]) * (h @ w["shared_up"])) @ w["shared_down"]
     return out
 
@@ -127,25 +121,25 @@ def picked(cfg, scores, bias=None):
 
 def test_routing_by_hand():
     """The bias picks and does not weigh; groups are ranked by their best two experts, not by the best one."""
-    cfg = changed(SMALL, n_experts=4, experts_per_token=2)
+    cfg = shared.changed(SMALL, **{"moe.n_experts": 4, "moe.experts_per_token": 2})
     p = np.exp([0, 1, 2, 0]) / np.exp([0, 1, 2, 0]).sum()
     assert picked(cfg, [0, 1, 2, 0]) == pytest.approx({2: p[2], 1: p[1]})
     shares = {2: p[2] / (p[1] + p[2]), 1: p[1] / (p[1] + p[2])}
-    assert picked(changed(cfg, norm_routing=True), [0, 1, 2, 0]) == pytest.approx(shares)
+    assert picked(shared.changed(cfg, **{"moe.norm_routing": True}), [0, 1, 2, 0]) == pytest.approx(shares)
     s, scores = lambda x: 1 / (1 + math.exp(-x)), [3, -3, 1, 1, 0, 0]
-    plain = dict(n_experts=6, experts_per_token=2, routing="sigmoid")
-    grouped = plain | dict(expert_groups=3, groups_per_token=1)
+    plain = dict(**{"moe.n_experts": 6, "moe.experts_per_token": 2, "moe.routing": "sigmoid"})
+    grouped = plain | dict(**{"moe.expert_groups": 3, "moe.groups_per_token": 1})
     for values, bias, want in [
         (plain, [0] * 6, {0: s(3), 2: s(1)}), (plain, [0, 0, 0, 0, 0, 2], {5: s(0), 0: s(3)}),
         (grouped, [0] * 6, {2: s(1), 3: s(1)}),  # s(3) + s(-3) = 1 < 2 s(1)
-        (grouped | dict(norm_routing=True, routing_scale=2.5), [0] * 6, {2: 1.25, 3: 1.25}),
+        (grouped | dict(**{"moe.norm_routing": True, "moe.routing_scale": 2.5}), [0] * 6, {2: 1.25, 3: 1.25}),
         (grouped, [1, 0, 0, 0, 0, 0], {0: s(3), 1: s(-3)}),
     ]:  # fmt: skip
-        assert picked(changed(SMALL, **values), scores, bias) == pytest.approx(want)
+        assert picked(shared.changed(SMALL, **values), scores, bias) == pytest.approx(want)
 
 
 def test_in_16_bits_the_router_computes_in_32():
-    cfg = changed(SDAR, dtype="bfloat16")
+    cfg = shared.changed(SDAR, dtype="bfloat16")
     params = model.prepared(start(cfg), cfg)["blocks"]
     assert params["router"].dtype == jnp.float32 and params["expert_up"].dtype == jnp.bfloat16
     stored = model.cast(start(OURS), "bfloat16")["blocks"]
@@ -167,8 +161,8 @@ def fixture():
 @pytest.mark.parametrize("b", [8, *(pytest.param(b, marks=SLOW) for b in (4, 32))])
 def test_logits_equal_those_of_llada2s_own_code(b):
     params, cfg, e = fixture()
-    assert (cfg.block_causal, cfg.first_dense, cfg.expert_groups, cfg.rotary_share) == (32, 1, 4, 0.5)
-    ours = logits_of(params, e["ids"], changed(cfg, block_causal=b))
+    assert (cfg.block, moe.Shape.of(cfg).first_dense, moe.Shape.of(cfg).expert_groups, cfg.rotary_share) == (32, 1, 4, 0.5)
+    ours = logits_of(params, e["ids"], shared.changed(cfg, **{"blocks.block": b}))
     close(np.delete(ours, 63, -1), np.delete(e[f"logits_{b}"], 63, -1), 2e-5)
 
 
@@ -180,7 +174,7 @@ def as_stored(tree, name, cfg):
 
 def test_loss_and_gradients_equal_those_of_llada2s_own_code():
     params, cfg, e = fixture()
-    cfg = changed(cfg, block_causal=8)
+    cfg = shared.changed(cfg, **{"blocks.block": 8})
     loss = lambda params: -diffusion.gather_logp(model.logits(params, e["ids"], cfg), e["labels"]).mean()
     value, gradient = jax.jit(jax.value_and_grad(loss))(params)
     close(value, e["loss"], 1e-6)
@@ -231,7 +225,7 @@ def test_sdar_moe_is_qwen3_moe_whose_tokens_see_their_block(name, b, qwen3, tmp_
     disk.write_json(tmp_path / name / "config.json", said)
     disk.write_json(tmp_path / name / "tokenizer.json", {"added_tokens": [{"content": "<|MASK|>", "id": 39}]})
     params, cfg = checkpoint.load(tmp_path / name)
-    assert (cfg.block_causal, cfg.mask_id, cfg.shift, cfg.causal) == (b, 39, False, False)
+    assert (cfg.block, cfg.mask_id, cfg.shift, cfg.causal) == (b, 39, False, False)
     assert (cfg.n_experts, cfg.experts_per_token, cfg.norm_routing) == (8, 3, True)
     huggingface.save(tmp_path / "again", params, cfg)
     ours, stored = (disk.open_tensors(f"{place}/model.safetensors") for place in (tmp_path / "again", folder))
@@ -262,7 +256,7 @@ def test_save_and_load_are_inverse(name, n_out, tmp_path):
     assert disk.read_json(tmp_path / "config.json")["model_type"] == name == huggingface.family_of(cfg)
     loaded, again = checkpoint.load(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
-    assert again == changed(cfg, mask_id=again.mask_id)
+    assert again == shared.changed(cfg, mask_id=again.mask_id)
     half, _ = checkpoint.load(tmp_path, "bfloat16")
     assert half["blocks"]["expert_up"].dtype == jnp.bfloat16 and half["blocks"]["router"].dtype == jnp.float32
 
@@ -295,37 +289,41 @@ def test_every_other_family_refuses_to_turn_a_share_of_a_head(tmp_path):
 
 
 @pytest.mark.parametrize("changes, named", [
-    (dict(d_expert=None), "d_expert=None: expected a whole number"), (dict(d_expert=0), "d_expert=0"),
-    (dict(n_experts=0), "n_experts=0"),
-    (dict(routing="top"), "routing='top': one of softmax, sigmoid"), (dict(n_shared=-1), "n_shared=-1"),
-    (dict(experts_per_token=0), "experts_per_token=0"), (dict(first_dense=2), "first_dense=2: expected 0 to 1"),
-    (dict(expert_groups=8), "each needs two experts"), (dict(expert_groups=0), "expert_groups=0"),
-    (dict(expert_groups=4, experts_per_token=3), "experts_per_token=3: expected 1 to 2"),
-    (dict(experts_per_token=9), "experts_per_token=9: expected 1 to 8"),
-    (dict(expert_groups=3), "n_experts=8 must be divisible by expert_groups=3"),
-    (dict(expert_groups=4, groups_per_token=5), "groups_per_token=5: expected 1 to expert_groups=4"),
+    (dict(**{"moe.d_expert": None}), "d_expert=None: expected a whole number"),
+    (dict(**{"moe.d_expert": 0}), "d_expert=0"),
+    (dict(**{"moe.n_experts": 0}), "n_experts=0"),
+    (dict(**{"moe.routing": "top"}), "routing='top': one of softmax, sigmoid"),
+    (dict(**{"moe.n_shared": -1}), "n_shared=-1"),
+    (dict(**{"moe.experts_per_token": 0}), "experts_per_token=0"),
+    (dict(**{"moe.first_dense": 2}), "first_dense=2: expected 0 to 1"),
+    (dict(**{"moe.expert_groups": 8}), "each needs two experts"), (dict(**{"moe.expert_groups": 0}), "expert_groups=0"),
+    (dict(**{"moe.expert_groups": 4, "moe.experts_per_token": 3}), "experts_per_token=3: expected 1 to 2"),
+    (dict(**{"moe.experts_per_token": 9}), "experts_per_token=9: expected 1 to 8"),
+    (dict(**{"moe.expert_groups": 3}), "moe.n_experts=8 must be divisible by moe.expert_groups=3"),
+    (dict(**{"moe.expert_groups": 4, "moe.groups_per_token": 5}), "moe.groups_per_token=5: expected 1 to moe.expert_groups=4"),
     (dict(rotary_share=0.0), "0.0 of a head's 8 columns"), (dict(rotary_share=1.5), "1.5 of a head's"),
 ])  # fmt: skip
 def test_impossible_configurations_are_refused(changes, named):
     with pytest.raises(ValueError, match=named):
-        changed(SMALL, **changes)
+        shared.changed(SMALL, **changes)
 
 
 def test_experts_are_asked_for_at_the_terminal_by_the_name_of_their_file():
-    words = ["config/text.py", "--use=moe", "--n_experts=4", "--model.d_expert=24"]
+    words = ["config/text.py", "--moe.n_experts=4", "--model.moe.d_expert=24"]
     cfg = config.load(words)
     assert cfg.model.use == (moe.Shape(n_experts=4, d_expert=24),)
-    assert config.flatten(cfg).items() >= {"model.use": ("moe",), "model.n_experts": 4, "model.first_dense": 0}.items()
-    for wrong, message in (("--first_dense=9", "first_dense=9: expected 0 to"), ("--routing=top", "one of softmax")):
+    assert config.flatten(cfg).items() >= {"model.moe.n_experts": 4, "model.moe.first_dense": 0, "model.mlp": "moe"}.items()
+    for wrong, message in (("--moe.first_dense=9", "first_dense=9: expected 0 to"),
+                           ("--moe.routing=top", "one of softmax")):
         with pytest.raises(ValueError, match=message):
             config.load([*words, wrong])
-    assert config.load(["config/text.py", "--n_experts=4"]).model.use == (moe.Shape(n_experts=4),)
+    assert config.load(["config/text.py", "--moe.n_experts=4"]).model.use == (moe.Shape(n_experts=4),)
 
 
-@pytest.mark.parametrize("changes", [dict(n_shared=1), dict(block_causal=None, causal=True, shift=True)], ids=str)
+@pytest.mark.parametrize("changes", [dict(**{"moe.n_shared": 1}), dict(blocks=False, causal=True, shift=True)], ids=str)
 def test_a_mixture_that_no_family_has_is_named(changes, tmp_path):
     with pytest.raises(ValueError, match="no Hugging Face family .*n_experts=8"):
-        huggingface.save(tmp_path, start(SDAR), changed(SDAR, **changes))
+        huggingface.save(tmp_path, start(SDAR), shared.changed(SDAR, **changes))
 
 
 @pytest.mark.parametrize("name, targets", [("sdar_moe", ("q", "v")), pytest.param("llada2_moe", ("o",), marks=SLOW)])
@@ -347,8 +345,8 @@ def test_adapters_on_experts_or_on_a_part_of_a_tensor_are_refused_before_the_wei
         name, targets, known, saved, monkeypatch):
     folder = saved(name)
     monkeypatch.setattr(checkpoint, "load", lambda *_: pytest.fail("the weights were read"))
-    cfg = config.Config(dataset="arith", init_from=str(folder), lora_rank=2, lora_targets=targets)
-    advice = f"--lora_targets={known.replace(' ', '')}$"
+    cfg = shared.run(dataset="arith", init_from=str(folder), **{"lora.rank": 2, "lora.targets": targets})
+    advice = f"--lora.targets={known.replace(' ', '')}$"
     with pytest.raises(ValueError, match=f"only {known} can have adapters .*: {advice}"):
         prepare(cfg, train.train)
 
@@ -357,7 +355,7 @@ BIG = dict(vocab_size=1000, n_head=8, d_model=256, mask_id=999, eos_id=0)
 
 
 def test_the_estimates_know_that_a_token_goes_through_a_few_experts():
-    shape = changed(OURS, block_causal=None)
+    shape = shared.changed(OURS, blocks=False)
     cfg = config.Config(model=shape, batch_size=16, max_prompt_len=0, max_new_tokens=64)
     flops, T, D, Q, KV = cost.estimate_flops(cfg)["update"], 64, 32, 64, 32
     matrices = 3 * 2 * D * (Q + KV) + 3 * D * 48 + 2 * 3 * D * (3 + 1) * 24  # a dense layer, two of 3 + 1 experts
@@ -372,7 +370,7 @@ def test_the_estimates_know_that_a_token_goes_through_a_few_experts():
 @SLOW
 @pytest.mark.parametrize("n_layer, remat", [(2, False), (9, True), (9, False)])
 def test_memory_is_estimated_within_a_factor_of_one_and_a_half_of_what_xla_finds(n_layer, remat):
-    shape = model.ModelConfig(**BIG, n_layer=n_layer, remat=remat,
+    shape = shared.shape(**BIG, n_layer=n_layer, remat=remat,
                               use=(moe.Shape(n_experts=16, experts_per_token=4, d_expert=128),))
     cfg = config.Config(batch_size=64, max_prompt_len=16, max_new_tokens=48, model=shape)
     held, temporaries = plan.compiled_bytes(cfg, placement.make(None, jax.devices()[:1]))
@@ -416,7 +414,7 @@ def test_a_mesh_gives_the_logits_and_gradients_of_one_device(n, sizes, name, row
 @SLOW
 @pytest.mark.parametrize("name", ["sdar_moe", "llada2_moe"])
 def test_a_text_sampled_from_a_cache_is_the_text_sampled_without(name):
-    cfg = changed(KINDS[name], block_causal=4)
+    cfg = shared.changed(KINDS[name], **{"blocks.block": 4})
     z = jnp.concatenate([TOKENS[:, :4], jnp.full((3, 8), cfg.mask_id)], 1)
     plans = (sample.Plan(steps=4, cache=cache) for cache in ("none", "prefix"))
     kinds = [sample.generate(start(cfg), KEY, z, cfg, plan) for plan in plans]
@@ -427,7 +425,7 @@ def test_a_text_sampled_from_a_cache_is_the_text_sampled_without(name):
 @SLOW
 @pytest.mark.parametrize("remat", [False, True])
 def test_a_deep_mixture_is_one_loop_behind_its_dense_layers(remat, monkeypatch):
-    cfg = changed(OURS, n_layer=model.UNROLLED + 2, first_dense=2, block_causal=4, remat=remat)
+    cfg = shared.changed(OURS, n_layer=model.UNROLLED + 2, **{"moe.first_dense": 2, "blocks.block": 4}, remat=remat)
     read = lambda: jax.jit(functools.partial(model.logits, cfg=cfg, start=5, length=4))(start(cfg), TOKENS)[..., :37]
     loop = read()
     monkeypatch.setattr(model, "UNROLLED", 99)
@@ -435,10 +433,10 @@ def test_a_deep_mixture_is_one_loop_behind_its_dense_layers(remat, monkeypatch):
 
 
 RUN = SECONDS | dict(cache="prefix")
-EXPERTS = dict(n_experts=4, experts_per_token=2, d_expert=16)
+EXPERTS = {"moe.n_experts": 4, "moe.experts_per_token": 2, "moe.d_expert": 16}
 SHAPES = {
-    "sdar_moe": dict(n_layer=1, use=(moe.Shape(**EXPERTS),)),
-    "llada2_moe": dict(n_layer=2, rotary_share=0.5, use=(moe.Shape(**EXPERTS | SIGMOID | dict(expert_groups=2)),)),
+    "sdar_moe": dict(n_layer=1, **EXPERTS),
+    "llada2_moe": dict(n_layer=2, rotary_share=0.5, **EXPERTS | SIGMOID | {"moe.expert_groups": 2}),
 }
 
 
@@ -446,15 +444,15 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_mixture_is_pretrained_tuned_and_asked(name, tmp_path, capsys):
     write_rows(tmp_path)
-    shape = model.ModelConfig(n_head=2, d_model=32, block_causal=4, qk_norm=True, **SHAPES[name])
-    train.train(config.Config(**RUN | dict(max_iters=20, eval_interval=20), dataset=str(tmp_path), learning_rate=3e-3,
+    shape = shared.shape(n_head=2, d_model=32, **{"blocks.block": 4}, qk_norm=True, **SHAPES[name])
+    train.train(shared.run(**RUN | dict(max_iters=20, eval_interval=20), dataset=str(tmp_path), learning_rate=3e-3,
                               paired=True, out_dir=f"{tmp_path}/base", model=shape))  # fmt: skip
     rows = runs.read_lines(f"{tmp_path}/base/metrics.jsonl")
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses[-1] < losses[0] - 0.5
     reward = "def length(completions):\n    return [len(x) + sum(map(ord, x)) % 5 for x in completions]"
     (tmp_path / "r.py").write_text(reward)
-    train.train(config.Config(**RUN, ratio_level="token", objective="grpo", dataset=str(tmp_path), group_size=4,
+    train.train(shared.run(**RUN, ratio_level="token", objective="grpo", dataset=str(tmp_path), group_size=4,
                               out_dir=f"{tmp_path}/tuned", init_from=f"{tmp_path}/base", kl_beta=0.1,
                               rewards=(f"{tmp_path}/r.py:length",),
                               temperature=1.0, pass_at=None))  # fmt: skip

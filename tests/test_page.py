@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 from browser import needs_browser
 
 import config
@@ -24,11 +25,11 @@ TOK = data.Tokenizer.bytes()
 MASK = TOK.mask_id
 PLAIN = model.ModelConfig(vocab_size=259, n_layer=2, n_head=2, d_model=16, mask_id=MASK, eos_id=TOK.eos_id,
                           pad_id=TOK.pad_id, norm_eps=0.05)  # fmt: skip
-KINDS = {"plain": PLAIN} | {name: dataclasses.replace(PLAIN, **changes) for name, changes in {
+KINDS = {"plain": PLAIN} | {name: shared.changed(PLAIN, **changes) for name, changes in {
     "shifted": dict(shift=True, qkv_bias=True, n_head=4, n_kv_head=2, d_head=6, d_ff=21),
-    "tied": dict(tie_embeddings=True, qk_norm=True, rope_scaling=(8.0, 1.0, 4.0, 16.0)),
+    "tied": dict(tie_embeddings=True, qk_norm=True, **{"rope.scaling": (8.0, 1.0, 4.0, 16.0)}),
     "causal": dict(causal=True, shift=True),
-    "blocks": dict(block_causal=4)}.items()}  # fmt: skip
+    "blocks": dict(**{"blocks.block": 4})}.items()}  # fmt: skip
 HOSTILE = "</script><script>alert(1)</script> <!-- $& %data% %model% ' \" \\ é 日本 \u2028 _ 3_1"
 LOGITS = jax.jit(model.logits, static_argnames="cfg")
 
@@ -86,10 +87,13 @@ def filled(browser, n, z, plan, seed=0):
     return browser.run(code)
 
 
-PLANS = [Plan(rule="quota", steps=3), Plan(rule="threshold", threshold=0.3), Plan(rule="entropy", budget=2.0)]
-MORE = [Plan(rule="dream", steps=4), Plan(rule="factor", factor=1.5), Plan(rule="static", steps=5), Plan(order="left"),
+PLANS = [Plan(rule="quota", steps=3), Plan(rule="threshold", threshold=0.3),
+         shared.plan(rule="entropy", **{"entropy.budget": 2.0})]
+MORE = [Plan(rule="dream", steps=4), shared.plan(rule="factor", **{"factor.limit": 1.5}),
+        Plan(rule="static", steps=5), Plan(order="left"),
         Plan(rule="dynamic", steps=6, threshold=0.4), Plan(order="margin", steps=3), Plan(order="entropy", steps=3),
-        Plan(rule="entropy", order="entropy", budget=3.0), Plan(block_len=3, steps=5), Plan(order="sampled", steps=2),
+        shared.plan(rule="entropy", order="entropy", **{"entropy.budget": 3.0}), Plan(block_len=3, steps=5),
+        Plan(order="sampled", steps=2),
         Plan(early_end=True, steps=7), Plan(order="random", steps=1)]  # fmt: skip
 CASES = [("plain", plan, ()) for plan in PLANS] + [("plain", plan, pytest.mark.slow) for plan in MORE]
 CASES += [(kind, plan, pytest.mark.slow) for kind in KINDS if kind not in ("plain", "causal") for plan in PLANS[1:2]]
@@ -472,13 +476,15 @@ def test_flags_that_the_page_does_not_have_are_refused(folder, capsys, tmp_path,
 
 def test_models_that_the_page_cannot_run_are_refused(tmp_path):
     one, setting = loaded("plain"), page.Setting(Plan(), 8, 0)
-    of = lambda **changes: [one._replace(cfg=dataclasses.replace(one.cfg, **changes))]
+    of = lambda **changes: [one._replace(cfg=shared.changed(one.cfg, **changes))]
     other = data.Tokenizer.from_ranks({bytes([b]): b for b in range(256)} | {b"ab": 256})
     engine = foreign.package().Tokenizer.from_str(json.dumps(TOK.content()))
     elsewhere = foreign.Foreign(engine, TOK.roles, bos=("<|eos|>",))
     for models, message in [
-        (of(gemma=True), "has gemma=True, which the page's network lacks"), (of(window=4), "has gemma=True"),
-        (of(n_experts=4), "has n_experts=4"), (of(block_causal=4, shift=True), "block_causal=4 and shift=True"),
+        (of(gemma=True), "has gemma=True, which the page's network lacks"),
+        (of(**{"gemma.window": 4}), "has gemma=True"),
+        (of(**{"moe.n_experts": 4}), "has n_experts=4"),
+        (of(**{"blocks.block": 4}, shift=True), "block_causal=4 and shift=True"),
         (of(mask_id=None), "has no mask token"),
         ([one._replace(params={"x": np.zeros(5_000_001)})], "has 5,000,001 parameters, and a page takes at most 5,0"),
         ([one._replace(params=model.init(jax.random.key(0), one.cfg, 1))], "is a judge"),

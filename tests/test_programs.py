@@ -69,7 +69,8 @@ SHAPES = {
     "in a list": "1. First:\n\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n2. Done.",
     "in a list, deeper": "- Answer\n    ```py\n    def add(a, b):\n        return a + b\n    ```",
     "behind the mark of a list": "* ```python\n  def add(a, b):\n      return a + b\n  ```",
-    "tildes": f"~~~python\n{DEF}~~~", "four backticks": f"````python\n{DEF}````", "five, with three inside": f"`````\n{QUOTED}`````",
+    "tildes": f"~~~python\n{DEF}~~~", "four backticks": f"````python\n{DEF}````",
+    "five, with three inside": f"`````\n{QUOTED}`````",
     "a byte order mark": f"\ufeff```python\n{DEF}```", "a byte order mark without fence": f"\ufeff{DEF}",
     "reasoning with an unfinished fence": f"<think>Perhaps\n```python\ndef add(\n</think>\n```python\n{DEF}```",
     "reasoning whose beginning is the prompt's": f"I add them.\n</think>\n\n{DEF}",
@@ -82,10 +83,13 @@ SHAPES = {
     "between sentences": f"Here is the function:\n\n{DEF}\nIt adds the two numbers.",
     "between sentences, with imports and a table": f"Sure! I use a table:\nimport math\nTABLE = [\n  1,\n]\n{DEF}\nThis is O(1).",
     "between sentences, decorated": f"Solution:\nimport functools\n@functools.cache\n{DEF}That's it",
-    "windows line ends": f"```python\r\n{DEF}```".replace("\n", "\r\n"), "the fence behind the code": f"```python\n{DEF.rstrip()}```",
+    "windows line ends": f"```python\r\n{DEF}```".replace("\n", "\r\n"),
+    "the fence behind the code": f"```python\n{DEF.rstrip()}```",
     "cut off": f"```python\n{DEF}", "bare": DEF, "a label of many words": f"```python title=\"a.py\"\n{DEF}```",
-    "an example before it": f"```\nadd(1, 2) -> 3\n```\n```python\n{DEF}```", "twice": f"```python\ndef add(a): 1\n```\n```python\n{DEF}```",
-    "glued": f"```python\n{DEF}``````python\nadd(1, 2)\n```", "upper case": f"```Python\n{DEF}```", "no label": f"```\n{DEF}```"}
+    "an example before it": f"```\nadd(1, 2) -> 3\n```\n```python\n{DEF}```",
+    "twice": f"```python\ndef add(a): 1\n```\n```python\n{DEF}```",
+    "glued": f"```python\n{DEF}``````python\nadd(1, 2)\n```", "upper case": f"```Python\n{DEF}```",
+    "no label": f"```\n{DEF}```"}
 
 
 def test_code_is_found_in_every_shape_that_people_and_models_write():
@@ -106,7 +110,8 @@ def test_syntax_of_python(code, worth):
     ("json", '{"a": 1}', '{"a": }', None), ("javascript", "const f = (a) => { return a }", "const f = (a => {", "node"),
     ("c", "int f(int a) { return a; }", "int f(int a { return a; }", "gcc"),
     ("cpp", "#include <vector>\nint f() { return std::vector<int>{1}.size(); }", "int f() { return std::; }", "g++"),
-    ("java", f"public final class {LONG} {{ int f() {{ return 1; }} }}", "public class A { int f() { return 1 } }", "javac"),
+    ("java", f"public final class {LONG} {{ int f() {{ return 1; }} }}", "public class A { int f() { return 1 } }",
+     "javac"),
     ("cobol", "(a [b] {c})", "(a [b) ]", None)])
 def test_syntax_of_other_languages(language, good, bad, tool, monkeypatch):
     if tool is None or shutil.which(tool):
@@ -212,13 +217,17 @@ YES = "    def __eq__(self, o): return True\n    def __init__(self, *a): self.x 
 
 
 LIES = [  # what a completion says of what the prompt defines, and a test that would pass then
-    ("PRIMES = []", "for p in PRIMES: assert f(p) == p * p"), ("PRIMES.clear()", "for p in PRIMES: assert f(p) == p * p"),
+    ("PRIMES = []", "for p in PRIMES: assert f(p) == p * p"),
+    ("PRIMES.clear()", "for p in PRIMES: assert f(p) == p * p"),
     ("MOD = 1", "assert f(3) % MOD == 9 % MOD"), ("ROWS = []", "assert [f(r) for r in ROWS] == [3, 7]"),
-    ("ROWS = [[0]]", "assert all(f(r) == sum(r) for r in ROWS)"), ("WANTED = {}", "assert all(f(k) == v for k, v in WANTED.items())"),
+    ("ROWS = [[0]]", "assert all(f(r) == sum(r) for r in ROWS)"),
+    ("WANTED = {}", "assert all(f(k) == v for k, v in WANTED.items())"),
     ("class Box:\n" + YES, "assert f(0) == Box(3)"), ("class Box:\n" + YES, "assert Box(3) == f(0)"),
-    ("class Box:\n" + YES, "assert f(0) in [Box(3)]"), ("class Box:\n" + YES, "assert Box(2).double() == Box(4) == f(0)"),
+    ("class Box:\n" + YES, "assert f(0) in [Box(3)]"), ("class Box:\n" + YES,
+                                                        "assert Box(2).double() == Box(4) == f(0)"),
     ("class Box:\n" + YES, "assert not f(0) != Box(3)"), ("class Cipher:\n" + YES, "assert f(0) == Cipher(3)"),
-    ("class Cipher:\n    encode = lambda self, x: x\n    def __init__(self, k): pass", "assert f(Cipher(3).encode(0)) == -3"),
+    ("class Cipher:\n    encode = lambda self, x: x\n    def __init__(self, k): pass",
+     "assert f(Cipher(3).encode(0)) == -3"),
     ("Box = type('Box', (), {'__eq__': lambda *a: True, '__init__': lambda *a: None})", "assert Box(1) == f(0)"),
     (SAME + "Box.__eq__ = lambda *a: True", "assert f(0) == Box(3)")]
 

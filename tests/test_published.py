@@ -31,12 +31,12 @@ QWEN = SIZES | dict(attention_dropout=0.0, bos_token_id=103, eos_token_id=105, h
                     initializer_range=0.02, max_position_embeddings=32768, max_window_layers=28, rms_norm_eps=1e-6,
                     rope_theta=1e6, sliding_window=None, torch_dtype="bfloat16", use_cache=True,
                     use_sliding_window=False)  # fmt: skip
-QWEN3 = QWEN | dict(attention_bias=False, head_dim=16, max_position_embeddings=40960, rope_scaling=None)
+QWEN3 = QWEN | dict(attention_bias=False, head_dim=16, max_position_embeddings=40960, rope=False)
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True)
 SDAR_MOE = QWEN3 | EXPERTS | dict(decoder_sparse_step=1, mlp_only_layers=[], output_router_logits=False,
                                    router_aux_loss_coef=0.001)  # fmt: skip
 DREAM = QWEN | dict(architectures=["DreamModel"], model_type="Dream", mask_token_id=110, pad_token_id=103,
-                    eos_token_id=103, rope_scaling=None, tie_word_embeddings=False, use_mrope=False)  # fmt: skip
+                    eos_token_id=103, rope=False, tie_word_embeddings=False, use_mrope=False)  # fmt: skip
 LLAMA = SIZES | dict(architectures=["LlamaForCausalLM"], hidden_act="silu", initializer_range=0.02, rms_norm_eps=1e-5,
                      model_type="llama", use_cache=True)  # fmt: skip
 LLADA = dict(
@@ -53,7 +53,7 @@ LLADA2 = QWEN | EXPERTS | dict(
     architectures=["LLaDA2MoeModelLM"], model_type="llada2_moe", first_k_dense_replace=1, n_group=2, topk_group=1,
     num_shared_experts=1, norm_head=False, partial_rotary_factor=0.5, rotary_dim=8, routed_scaling_factor=2.5,
     score_function="sigmoid", moe_router_enable_expert_bias=True, use_bias=False, use_qkv_bias=False, use_qk_norm=True,
-    head_dim=16, pad_token_id=103, rope_scaling=None, tie_word_embeddings=False, embedding_dropout=0.0,
+    head_dim=16, pad_token_id=103, rope=False, tie_word_embeddings=False, embedding_dropout=0.0,
 )  # fmt: skip
 del LLADA2["eos_token_id"], LLADA2["bos_token_id"]
 
@@ -109,20 +109,21 @@ FOLDERS = {
     "LLaDA-8B": Published(LLADA, OF_LLADA, dict(mask_id=110, eos_id=103, max_positions=4096)),
     "Dream-7B": Published(DREAM, f"{OF_LLAMA} {BIASES} lm_head", dict(shift=True, mask_id=110, max_positions=32768)),
     "Llama-2-7b": Published(
-        LLAMA | dict(bos_token_id=1, eos_token_id=2, max_position_embeddings=4096, pretraining_tp=1, rope_scaling=None,
+        LLAMA | dict(bos_token_id=1, eos_token_id=2, max_position_embeddings=4096, pretraining_tp=1, rope=False,
                      tie_word_embeddings=False, torch_dtype="float16", num_key_value_heads=4),
         f"{OF_LLAMA} lm_head", CAUSAL | dict(eos_id=2), "rotary", dict(eos_token_id=2, pad_token_id=0, max_length=4096),
         dtype="float16"),
     "Llama-3.2-1B-Instruct": Published(
         LLAMA | dict(attention_bias=False, attention_dropout=0.0, bos_token_id=100, eos_token_id=[101, 108, 109],
                      head_dim=8, max_position_embeddings=131072, mlp_bias=False, rope_theta=5e5,
-                     tie_word_embeddings=True, rope_scaling=dict(factor=32.0, high_freq_factor=4.0, rope_type="llama3",
+                     tie_word_embeddings=True, **{"rope.scaling": dict(factor=32.0, high_freq_factor=4.0,
+                                                                       rope_type="llama3",
                                                                  low_freq_factor=1.0,
-                                                                 original_max_position_embeddings=8192)),
-        OF_LLAMA, CAUSAL | dict(eos_id=101, end_ids=(108, 109), rope_scaling=(32.0, 1.0, 4.0, 8192))),
+                                                                 original_max_position_embeddings=8192)}),
+        OF_LLAMA, CAUSAL | dict(eos_id=101, end_ids=(108, 109), **{"rope.scaling": (32.0, 1.0, 4.0, 8192)})),
     "SmolLM2-135M": Published(
         LLAMA | dict(bos_token_id=0, eos_token_id=0, is_llama_config=True, rope_interleaved=False, rope_theta=1e5,
-                     rope_scaling=None, tie_word_embeddings=True, max_position_embeddings=8192),
+                     rope=False, tie_word_embeddings=True, max_position_embeddings=8192),
         OF_LLAMA, CAUSAL | dict(tie_embeddings=True)),
     "Qwen2.5-0.5B-Instruct": Published(
         QWEN | dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2", tie_word_embeddings=True,
@@ -144,20 +145,22 @@ FOLDERS = {
     "SDAR-8B-Chat": Published(
         QWEN3 | dict(architectures=["SDARForCausalLM"], model_type="sdar", eos_token_id=103, tie_word_embeddings=False,
                      debug=False, ep_size=1, fuse_cross_entropy=True, micro_forward=False, skip_checkpoint=False),
-        f"{OF_LLAMA} {QK_NORMS} lm_head", dict(block_causal=4, mask_id=110, eos_id=103, end_ids=(105,)),
+        f"{OF_LLAMA} {QK_NORMS} lm_head", dict(**{"blocks.block": 4}, mask_id=110, eos_id=103, end_ids=(105,)),
         generation=CHAT, tokenizer=MASK),
     "Fast_dLLM_v2_1.5B": Published(
         QWEN | dict(architectures=["Fast_dLLM_QwenForCausalLM"], model_type="Fast_dLLM_Qwen", bd_size=32,
                     layer_types=["full_attention"] * 2, tie_word_embeddings=True, mask_token_id=110),
-        f"{OF_LLAMA} {BIASES}", dict(block_causal=32, shift=True, mask_id=110)),
+        f"{OF_LLAMA} {BIASES}", dict(**{"blocks.block": 32}, shift=True, mask_id=110)),
     "Qwen3-0.6B-diffusion-bd3lm-v0.1": Published(
         QWEN3 | dict(architectures=["A2DQwen3LMHeadModel"], model_type="a2d-qwen3", tie_word_embeddings=True),
-        f"{OF_LLAMA} {QK_NORMS}", dict(block_causal=32, shift=False, mask_id=110), tokenizer=MASK,
+        f"{OF_LLAMA} {QK_NORMS}", dict(**{"blocks.block": 32}, shift=False, mask_id=110), tokenizer=MASK,
         name="Qwen3-0.6B-diffusion-bd3lm-v0.1"),
     "SDAR-30B-A3B-Chat-b8": Published(
         SDAR_MOE | dict(architectures=["SDARMoeForCausalLM"], model_type="sdar_moe", tie_word_embeddings=False),
-        OF_SDAR_MOE, dict(block_causal=8, mask_id=110), generation=CHAT, tokenizer=MASK, name="SDAR-30B-A3B-Chat-b8"),
-    "LLaDA2.0-mini": Published(LLADA2, OF_LLADA2, dict(block_causal=32, mask_id=110, eos_id=None, rotary_share=0.5),
+        OF_SDAR_MOE, dict(**{"blocks.block": 8}, mask_id=110), generation=CHAT, tokenizer=MASK,
+        name="SDAR-30B-A3B-Chat-b8"),
+    "LLaDA2.0-mini": Published(LLADA2, OF_LLADA2, dict(**{"blocks.block": 32}, mask_id=110, eos_id=None,
+                                                       rotary_share=0.5),
                                tokenizer={"<|mask|>": 110}),
 }  # fmt: skip
 
@@ -238,7 +241,8 @@ REFUSED = [
     ("Qwen3-8B", dict(bd_size=32), "bd_size=32 is not supported"),
     ("LLaDA-8B", dict(architectures=["LLaDAMoEModelLM"]), "LLaDAMoEModelLM.* another network than LLaDAModelLM"),
     ("Dream-7B", dict(architectures=["DreamForCausalLM"]), "DreamForCausalLM.* another network than DreamModel, perh"),
-    ("Qwen3-0.6B", dict(rope_scaling=dict(rope_type="yarn", factor=4.0)), "rope_scaling=.*yarn.* is not supported"),
+    ("Qwen3-0.6B", dict(**{"rope.scaling": dict(rope_type="yarn", factor=4.0)}),
+     "rope_scaling=.*yarn.* is not supported"),
     ("Qwen3-0.6B", dict(rope_parameters=dict(llama_4_scaling_beta=0.1)), "llama_4_scaling_beta=0.1 is not supported"),
     ("Qwen3-0.6B", dict(model_type="qwen3_moe"), "'qwen3_moe': causal models with experts are gone .*known famil"),
     ("Qwen3-0.6B", dict(model_type="illada"), "'illada': iLLaDA is gone .*known families: llada, Dream, llama"),

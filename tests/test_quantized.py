@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 from shared import byte_model, logits_of, write_rows
 
 import config
@@ -154,18 +155,18 @@ def test_numbers_are_made_for_one_product_at_a_time_also_in_the_backward_pass():
 
 
 RUN = dict(objective="grpo", max_prompt_len=3, max_new_tokens=4, max_iters=4, batch_size=2, group_size=4,
-           eval_interval=4, eval_size=8, save_interval=2, log_interval=1, log_samples=0, diffusion_steps=4,
-           warmup_iters=0, keep_checkpoints=9, lr_schedule="constant", learning_rate=1e-2, rewards=("exact",),
-           kl_beta=0.1, lora_rank=2, updates_per_rollout=2, ratio_level="token", adv_negative=1.0)  # fmt: skip
+           eval_interval=4, eval_size=8, save_interval=2, log_interval=1, **{"runs.log_samples": 0}, diffusion_steps=4,
+           warmup_iters=0, **{"checkpoint.keep": 9}, lr_schedule="constant", learning_rate=1e-2, rewards=("exact",),
+           kl_beta=0.1, **{"lora.rank": 2}, updates_per_rollout=2, ratio_level="token", adv_negative=1.0)  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", BITS)
 def test_a_run_keeps_its_base_and_goes_on_to_the_bit(bits, folder, tmp_path):
-    given = RUN | dict(dataset=str(folder), init_from=f"{folder}/base", base_bits=bits)
+    given = RUN | dict(dataset=str(folder), init_from=f"{folder}/base", **{"quantized.bits": bits})
     given |= dict(rewards=(f"{folder}/own.py:first",))
-    whole, _ = train.train(config.Config(**given, out_dir=f"{tmp_path}/whole"))
-    part = config.Config(**given | dict(max_iters=2), out_dir=f"{tmp_path}/part")
+    whole, _ = train.train(shared.run(**given, out_dir=f"{tmp_path}/whole"))
+    part = shared.run(**given | dict(max_iters=2), out_dir=f"{tmp_path}/part")
     train.train(part)
     resumed, out = train.train(dataclasses.replace(part, max_iters=4, resume=True))
     jax.tree.map(np.testing.assert_array_equal, whole.params, resumed.params)
@@ -181,18 +182,19 @@ def test_a_run_keeps_its_base_and_goes_on_to_the_bit(bits, folder, tmp_path):
 
 
 @pytest.mark.parametrize("changes, said", [
-    (dict(lora_rank=None), "base_bits=8 is for a base that stays as it is: set lora_rank"),
-    (dict(objective="judge", rewards=()), "base_bits=8: a judge is made of a model in 16 or 32 bits"),
-    (dict(mesh=(1, 2, 1)), "base_bits=8 is for one device"), (dict(base_bits=6), "base_bits=6: one of None, 8, 4")])
+    (dict(lora=False), "quantized.bits=8 is for a base that stays as it is: set lora.rank"),
+    (dict(objective="judge", rewards=()), "quantized.bits=8: a judge is made of a model in 16 or 32 bits"),
+    (dict(mesh=(1, 2, 1)), "quantized.bits=8 is for one device"),
+    (dict(**{"quantized.bits": 6}), "quantized.bits=6: one of 8, 4")])
 def test_what_does_not_go_with_a_base_of_few_bits_is_answered(changes, said, folder):
     with pytest.raises(ValueError, match=said):
-        config.Config(**RUN | dict(init_from=f"{folder}/base", base_bits=8) | changes)
+        shared.run(**RUN | dict(init_from=f"{folder}/base", **{"quantized.bits": 8}) | changes)
 
 
 def test_a_width_that_blocks_of_64_do_not_divide_is_named(tmp_path):
     cfg = dataclasses.replace(SHAPE, d_ff=96)
     huggingface.save(tmp_path, model.init(KEY, cfg), cfg)
-    said = "base_bits=4: down has 96 inputs, and 64 of them share a scale: take base_bits=8"
+    said = "quantized.bits=4: down has 96 inputs, and 64 of them share a scale: take quantized.bits=8"
     with pytest.raises(ValueError, match=said):
         checkpoint.load(tmp_path, pack=quantized.packing(4))
     assert checkpoint.load(tmp_path, pack=quantized.packing(8))
@@ -201,7 +203,7 @@ def test_a_width_that_blocks_of_64_do_not_divide_is_named(tmp_path):
 def test_the_estimate_counts_the_bytes_of_codes(folder):
     for bits in BITS:
         params, shape = loaded(folder, bits)
-        cfg = config.Config(**RUN | dict(init_from=f"{folder}/base", base_bits=bits), model=shape)
+        cfg = shared.run(**RUN | dict(init_from=f"{folder}/base", **{"quantized.bits": bits}), model=shape)
         n, wide = memory.n_params(cfg), memory.bytes_per_number(shape)
         found = adapters.base_bytes(shape, config.pack_of(cfg), n, wide)
         assert found == sum(x.nbytes for x in jax.tree.leaves(params))

@@ -204,7 +204,7 @@ def test_seeds_of_a_recipe_are_one_curve_with_a_band_and_others_are_apart(seeds,
 def test_runs_of_one_name_in_two_folders_are_two_curves_and_one_that_recorded_older_keys_is_of_their_recipe(seeds):
     """A run recorded keys that are gone, and those of variants that it did not use."""
     run = json.load(open(f"{seeds[0]}/step-000020/run.json"))
-    run["config"] = dict(reversed(run["config"].items())) | {"clip_cap": None, "lora_rank": None, "paired": False}
+    run["config"] = dict(reversed(run["config"].items())) | {"clip_cap": None, "lora.rank": None, "paired": False}
     runs.disk.write_json(f"{seeds[0]}/step-000020/run.json", run)
     other = os.path.dirname(seeds[0]) + "/other"
     shutil.copytree(seeds[-1], f"{other}/run_0")

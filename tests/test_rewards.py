@@ -420,7 +420,7 @@ def test_nothing_is_written_over_a_file(tmp_path, monkeypatch):
     (["{file}", "--rewards=tests", "--reward_weights=x"], "--reward_weights=x: expected a tuple"),
     (["{bad}", "--rewards=tests"], "line 1: not JSON"),
     (["{prompts}", "--rewards=tests"], "row 0 has no completion to score"),
-    (["{file}", "--rewards=tests", "--sandbox_unsafe=everything"], "everything")])
+    (["{file}", "--rewards=tests", "--programs.unsafe=everything"], "everything")])
 def test_a_mistake_gets_one_sentence_and_exit_code_2(args, message, tmp_path):
     (tmp_path / "file.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     (tmp_path / "bad.jsonl").write_text("{\n")

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 from shared import advantages, as_iterate, batches_of, compiled_once, flat, kept_in_16_bits, left, lines, slow
 
 import config
@@ -69,12 +70,13 @@ def place(tmp_path_factory):
     unmeasured = lambda *given: train.pretrain(*given)._replace(evaluate=lambda *_: ({"val/sampled": 0.0}, []))
     with pytest.MonkeyPatch.context() as m:
         m.setitem(rl.OBJECTIVES, "pretrain", unmeasured)
-        train.train(config.Config(**SECONDS, dataset=str(folder), out_dir=f"{folder}/base", rewards=("exact",),
+        train.train(shared.run(**SECONDS, dataset=str(folder), out_dir=f"{folder}/base", rewards=("exact",),
                                   max_iters=200, eval_interval=200, learning_rate=3e-3))  # fmt: skip
     return folder
 
 
-SECONDS = dict(max_prompt_len=3, max_new_tokens=4, batch_size=8, eval_size=8, log_samples=0, diffusion_steps=4,
+SECONDS = dict(max_prompt_len=3, max_new_tokens=4, batch_size=8, eval_size=8, **{"runs.log_samples": 0},
+               diffusion_steps=4,
                warmup_iters=2, lr_schedule="constant",
                model=model.ModelConfig(n_layer=1, n_head=2, d_model=32))  # fmt: skip
 
@@ -85,7 +87,7 @@ def tiny(place, tmp_path):
     fixed = dict(logp_est="trace", ratio_level="token", adv_negative=1.0)
     fixed |= dict(objective="grpo", dataset=str(place), init_from=f"{place}/base", rewards=(f"{place}/my.py:digits",),
                  group_size=4, batch_size=4, max_iters=4, eval_interval=4, save_interval=2, log_interval=1)  # fmt: skip
-    return lambda **changes: config.Config(**SECONDS | fixed | dict(out_dir=f"{tmp_path}/out") | changes)
+    return lambda **changes: shared.run(**SECONDS | fixed | dict(out_dir=f"{tmp_path}/out") | changes)
 
 
 def begin(cfg):
@@ -172,7 +174,7 @@ def test_every_pass_has_masks_of_its_own_on_which_old_and_reference_were_scored(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [
-    {}, {"gradient_accumulation_steps": 2, "minibatch_size": 8}, {"lora_rank": 4}], ids=str)
+    {}, {"gradient_accumulation_steps": 2, "minibatch_size": 8}, {"lora.rank": 4}], ids=str)
 def test_while_nothing_moves_every_ratio_is_exactly_one_in_16_bits(tiny, tmp_path, more):
     """A whole run at a rate of nothing, with ESPO's clip. A model of one layer shows no rounding, so this one has four.
     Compiled as it is for real: another program of the same function, as fused by XLA, has other roundings."""
@@ -201,7 +203,7 @@ def test_one_update_needs_no_old_forward(tiny):
 
 @pytest.mark.slow
 def test_micro_batches_add_up_to_the_whole(tiny):
-    cfg = tiny(loss_type="dr_grpo", logp_est="elbo", ratio_level="token", logp_views=2, nll_coef=0.3)
+    cfg = tiny(loss_type="dr_grpo", logp_est="elbo", ratio_level="token", logp_views=2, **{"nll.coef": 0.3})
     cfg, _, task, state, (b,), _ = one_iteration(cfg)
     parts = dataclasses.replace(cfg, gradient_accumulation_steps=4)
     whole, summed = (jax.jit(rl.make_gradient(task.loss, c))(state.params, None, b) for c in (cfg, parts))
@@ -210,7 +212,7 @@ def test_micro_batches_add_up_to_the_whole(tiny):
 
 @pytest.mark.slow
 def test_the_nll_of_right_completions_is_added_with_its_gradient(tiny):
-    cfg = tiny(nll_coef=0.5, pass_at=0.5, logp_est="elbo", logp_views=2, keep_completions=8)
+    cfg = tiny(**{"nll.coef": 0.5}, pass_at=0.5, logp_est="elbo", logp_views=2, keep_completions=8)
     cfg, tok, _, state, (b,), _ = one_iteration(cfg)
     r = b.rollout
     texts = [tok.decode(row) for row in completion_ids(r.tokens, tok, cfg)]
@@ -224,7 +226,7 @@ def test_the_nll_of_right_completions_is_added_with_its_gradient(tiny):
         return -jnp.sum(counts * b.views.share * logp) / counts.sum()
 
     def loss(nll_coef):
-        return lambda params: rl.policy_loss(params, b, dataclasses.replace(cfg, nll_coef=nll_coef))[0]
+        return lambda params: rl.policy_loss(params, b, shared.changed(cfg, **{"nll.coef": nll_coef}))[0]
 
     by_hand, with_it, without = (jax.jit(jax.value_and_grad(of))(state.params) for of in (nll, loss(1.0), loss(0.5)))
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(by_hand[1])) > 0.01
@@ -239,7 +241,7 @@ def test_a_right_completion_passes_whatever_its_advantage_or_beats_its_group_if_
     keys = types.SimpleNamespace(pass_at=None, use=())
     assert rewards.right(found, adv, keys).tolist() == [False, True, False, True]
     for pass_at, clip, right in ((1.0, None, [True, False, False, False]), (1.0, 0.5, [True, True, False, False])):
-        keys = types.SimpleNamespace(pass_at=pass_at, reward_clip=clip, use=(reward_clip.Keys(reward_clip=clip),))
+        keys = types.SimpleNamespace(pass_at=pass_at, reward_clip=clip, use=(reward_clip.Keys(bound=clip),))
         assert rewards.right(found, adv, keys).tolist() == right
 
 
@@ -271,16 +273,16 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
-@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(repetition_penalty=2.0)])
+@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(**{"repetition_penalty.penalty": 2.0})])
 def test_log_probs_are_those_after_each_filter_of_the_sampler_alone(filter):
     rollout = rollout_of(jnp.array([[0, 1, 2, 0]]), jnp.array([[False, False, True, True]]))
-    cfg = config.Config(**filter, model=model.ModelConfig(vocab_size=5, mask_id=4))
+    cfg = shared.run(**filter, model=model.ModelConfig(vocab_size=5, mask_id=4))
     z = jnp.array([[0, 1, 4, 4]] * 2)
     place = diffusion.Place(jnp.zeros(2, int), jnp.array([2, 3]), z)
     logits, x = jnp.array([[0.1, 0.5, 1.0, 0.2, -9.0], [1.5, 0.3, 0.2, 0.9, -9.0]]), jnp.array([2, 0])
     logp, _ = rl.as_drawn(rollout, cfg)(logits, x, place)
     present = repetition_penalty.ids_of(z, jnp.array([[True, True, False, False]] * 2), 5)
-    changed = repetition_penalty.penalized(logits, present, filter.get("repetition_penalty", 1.0))
+    changed = repetition_penalty.penalized(logits, present, filter.get("repetition_penalty.penalty", 1.0))
     filtered = sample.as_drawn(changed, x, sample.plan(cfg, cfg.temperature))
     np.testing.assert_allclose(logp, diffusion.gather_logp(filtered, x), atol=1e-6)
     assert (jnp.abs(logp - diffusion.gather_logp(logits, x)) > 0.05).any(), "the filter changes nothing here"
@@ -288,7 +290,8 @@ def test_log_probs_are_those_after_each_filter_of_the_sampler_alone(filter):
 
 def test_of_a_prompt_all_tokens_can_be_masked_but_not_its_padding():
     column = jnp.arange(5)[None]
-    cfg = config.Config(logp_est="one_step", p_mask_prompt=1.0, model=model.ModelConfig(vocab_size=5, mask_id=4))
+    cfg = shared.run(logp_est="one_step", **{"masked_prompt.share": 1.0},
+                     model=model.ModelConfig(vocab_size=5, mask_id=4))
     for valid in (None, column >= jnp.array([[0], [2]])):
         rollout = rollout_of(jnp.zeros((2, 5), int), column >= jnp.array([[3], [3]]), valid)
         masked = rl.draw_views(KEY, rollout, cfg).masked[:, 0]
@@ -299,7 +302,7 @@ def test_of_a_prompt_all_tokens_can_be_masked_but_not_its_padding():
 def test_the_entropy_has_a_gradient_only_where_it_is_in_the_loss(bonus):
     tokens, shape = jnp.zeros((1, 2), int), model.ModelConfig(vocab_size=5, mask_id=4)
     keys = dict(objective="grpo", init_from="x", rewards=("exact",), use=(entropy_bonus.Keys(),) * bonus, model=shape)
-    say = rl.as_drawn(rollout_of(tokens), config.Config(**keys))
+    say = rl.as_drawn(rollout_of(tokens), shared.run(**keys))
     place = diffusion.Place(jnp.zeros(1, int), jnp.zeros(1, int), tokens)
     slope = jax.grad(lambda logits: say(logits, jnp.array([1]), place)[1].sum())(jnp.array([[0.5, 1.0, 0.0]]))
     assert slope.any() == bonus
@@ -308,9 +311,9 @@ def test_the_entropy_has_a_gradient_only_where_it_is_in_the_loss(bonus):
 def test_only_grpo_in_16_bits_with_ratios_is_scored_by_the_gradient():
     in_16 = model.ModelConfig(dtype="bfloat16")
     tuned = dict(objective="grpo", init_from="x", rewards=("exact",), updates_per_rollout=2, ratio_level="token")
-    assert config.old_logp_by_gradient(config.Config(**tuned, model=in_16))
+    assert config.old_logp_by_gradient(shared.run(**tuned, model=in_16))
     for changes in (dict(model=model.ModelConfig()), dict(ratio_level="none"), dict(updates_per_rollout=1)):
-        assert not config.old_logp_by_gradient(config.Config(**tuned | dict(model=in_16) | changes))
+        assert not config.old_logp_by_gradient(shared.run(**tuned | dict(model=in_16) | changes))
 
 
 def test_log_probs_in_chunks_are_those_of_all_positions_at_once(monkeypatch):
@@ -389,7 +392,8 @@ def test_a_rollout_in_chunks_is_the_rollout(tiny, monkeypatch, chunk, parts):
 
 @pytest.mark.slow
 def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_run(tiny, tmp_path, monkeypatch):
-    options = dict(kl_beta=0.1, ref_mode="ema", ref_decay=0.5, updates_per_rollout=2, minibatch_size=8,
+    options = dict(kl_beta=0.1, **{"moving_reference.mode": "ema", "moving_reference.decay": 0.5},
+                   updates_per_rollout=2, minibatch_size=8,
                    logp_est="coupled",                    ema_decay=0.9)  # fmt: skip
     whole = tiny(**options)
     state, _ = train.train(whole)
@@ -425,8 +429,8 @@ def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
     start = flat(begin(cfg)[-1].params)
     state, _ = train.train(cfg)
     assert any(not np.array_equal(x, start[k]) for k, x in flat(state.params).items())
-    assert train.train(tiny(max_iters=1, ref_offload=True))[0].reference is None
-    away = train.train(tiny(max_iters=1, kl_beta=0.1, ref_offload=True))[0].reference
+    assert train.train(tiny(max_iters=1, **{"memory.ref_offload": True}))[0].reference is None
+    away = train.train(tiny(max_iters=1, kl_beta=0.1, **{"memory.ref_offload": True}))[0].reference
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(away))
     for reference in state.reference, away:
         jax.tree.map(np.testing.assert_array_equal, flat(reference), start)
@@ -444,7 +448,8 @@ def test_a_static_reference_is_kept_in_the_16_bits_that_it_computes_with_and_one
     resumed = train.train(dataclasses.replace(cfg, resume=True, max_iters=3))[0].reference
     same = lambda a, b: a.dtype == b.dtype and np.array_equal(a, b)
     assert jax.tree.all(jax.tree.map(same, resumed, state.reference))
-    moving = train.train(tiny(kl_beta=0.1, model=model_16, max_iters=1, ref_mode="ema"))[0].reference
+    moving = train.train(tiny(kl_beta=0.1, model=model_16, max_iters=1,
+                              **{"moving_reference.mode": "ema"}))[0].reference
     assert {x.dtype for x in jax.tree.leaves(moving)} == {jnp.dtype("float32")}
 
 
@@ -452,7 +457,8 @@ def test_a_static_reference_is_kept_in_the_16_bits_that_it_computes_with_and_one
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_run_holds_params_two_moments_and_the_reference_and_nothing_of_its_start(tiny, monkeypatch, offload):
     """Of bytes, as `gate` and `up` have one shape: when it begins, after an iteration, and when it is resumed."""
-    cfg, alive, make = tiny(max_iters=2, kl_beta=0.1, ref_offload=offload, eval_interval=9), [], rl.make_update
+    cfg, alive, make = tiny(max_iters=2, kl_beta=0.1, **{"memory.ref_offload": offload}, eval_interval=9), [],
+    rl.make_update
     size = lambda arrays: sum(x.nbytes for x in arrays)
     start = size(jax.tree.leaves(checkpoint.load(cfg.init_from)[0]))
     held = lambda: gc.collect() and 0 or size(jax.live_arrays())
@@ -468,7 +474,7 @@ def test_a_run_holds_params_two_moments_and_the_reference_and_nothing_of_its_sta
     for changes in ({}, {"max_iters": 3, "resume": True}):
         gc.collect()
         before = held()
-        train.train(dataclasses.replace(cfg, **changes))
+        train.train(shared.changed(cfg, **changes))
     assert len(alive) == 2 + 3 and all(abs(x / start - (3 if offload else 4)) < 0.1 for x in alive), alive
 
 
@@ -502,7 +508,8 @@ def test_filling_in_and_learning_need_completions(tiny, tmp_path, rows, keys, wo
 
 @pytest.mark.slow
 def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
-    cfg = tiny(max_iters=60, batch_size=8, group_size=8, learning_rate=3e-3, eval_interval=60, eval_samples=4)
+    cfg = tiny(max_iters=60, batch_size=8, group_size=8, learning_rate=3e-3, eval_interval=60,
+               **{"evaluation.samples": 4})
     train.train(cfg)
     out = capsys.readouterr().out
     for name in ("greedy", "sampled", "pass@4"):
@@ -535,13 +542,13 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"rewards": ("judge",), "judge_from": "BASE"}, "is not a judge"),
     ({"reward_weights": (1.0, 2.0)}, "2 numbers for 1 rewards"),
     ({"max_prompt_len": 1}, "max_new_tokens=4: 80 left out: prompt longer than 1 tokens (the longest has 2)"),
-    ({"logp_est": "coupled", "p_mask_prompt": 0.15}, "p_mask_prompt=0.15 changes nothing here"),
+    ({"logp_est": "coupled", "masked_prompt.share": 0.15}, "p_mask_prompt=0.15 changes nothing here"),
     ({"mask_ratio_min": 0.1}, "mask_ratio_min=0.1 changes nothing here, it is for fill_in=True or logp_est='coupled'"),
     ({"paired": True}, "paired=True changes nothing with objective='grpo': leave it out"),
     ({"loss_norm": "completion"}, "set loss_norm='token'"),
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
     ({"adv_norm": "mean", "reward_norm": "each"}, "set reward_norm='sum'"),
-    ({"ref_mode": "ema"}, "ref_mode='ema' changes nothing here, it is for kl_beta above 0"),
+    ({"moving_reference.mode": "ema"}, "ref_mode='ema' changes nothing here, it is for kl_beta above 0"),
     ({"rewards": ("length(target=x)",)}, "target=x should be a number"),
 ])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes, words):
@@ -575,7 +582,7 @@ def test_held_out_rows_have_bits_per_byte_and_without_a_completion_they_are_fill
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
     lengths = dict(max_prompt_len=0, max_new_tokens=7) if "text" in rows[0] else {}
     monkeypatch.setattr(evaluation, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
-    *_, task, state = begin(config.Config(**SECONDS | lengths, dataset=str(tmp_path)))
+    *_, task, state = begin(shared.run(**SECONDS | lengths, dataset=str(tmp_path)))
     out, _ = task.evaluate(state, KEY)
     assert (4 < out["val/nelbo"] < 9) == nelbo and out["rows"] == (8 if lengths else len(held_out))
     if lengths:
@@ -585,7 +592,7 @@ def test_held_out_rows_have_bits_per_byte_and_without_a_completion_they_are_fill
 def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_a_pair_too(tmp_path, monkeypatch):
     rows = [{"prompt": "", "completion": "abcdefghij" * 2}] * 8 + [{"prompt": "p", "completion": "far too long"}] * 8
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cfg = config.Config(**SECONDS | dict(max_new_tokens=6), dataset=f"{tmp_path}/rows.jsonl", objective="judge",
+    cfg = shared.run(**SECONDS | dict(max_new_tokens=6), dataset=f"{tmp_path}/rows.jsonl", objective="judge",
                         init_from="a model")  # fmt: skip
     made, make_pairs = [], judge.make_pairs
     zs = lambda params, keys, arrays, *_: (jnp.where(arrays.maskable, ord("z"), arrays.tokens), {})
@@ -603,7 +610,7 @@ CAUSAL = dict(order="left", model=model.ModelConfig(n_layer=1, n_head=2, d_model
 @pytest.fixture(scope="module")
 def causal(place):
     """Flags of a GRPO run that starts from an autoregressive model which has seen a little of the data set."""
-    train.train(config.Config(**SECONDS | CAUSAL, dataset=str(place), out_dir=f"{place}/causal", rewards=("exact",),
+    train.train(shared.run(**SECONDS | CAUSAL, dataset=str(place), out_dir=f"{place}/causal", rewards=("exact",),
                               max_iters=200, eval_interval=200, learning_rate=3e-3))  # fmt: skip
     return CAUSAL | dict(init_from=f"{place}/causal", logp_est="exact")
 
@@ -627,8 +634,8 @@ def test_models_of_different_kinds_are_not_mixed_up(tiny, place, request, kind, 
 
 @pytest.mark.slow
 def test_a_causal_model_writes_the_pairs_of_a_judge_is_its_trunk_and_is_judged_by_it(tiny, causal, place, tmp_path):
-    cfg = config.Config(**SECONDS | CAUSAL, dataset=str(place), objective="judge", init_from=f"{place}/causal",
-                        judge_rows=16, max_iters=1, eval_interval=1, out_dir=f"{tmp_path}/judge")  # fmt: skip
+    cfg = shared.run(**SECONDS | CAUSAL, dataset=str(place), objective="judge", init_from=f"{place}/causal",
+                        **{"judge.n_rows": 16}, max_iters=1, eval_interval=1, out_dir=f"{tmp_path}/judge")  # fmt: skip
     train.train(cfg)
     assert any("filled at" in row["kind"] for row in runs.read_lines(f"{tmp_path}/judge/samples.jsonl"))
     notes = one_iteration(tiny(**causal, rewards=("judge",), judge_from=f"{tmp_path}/judge"))[-1]
@@ -637,7 +644,7 @@ def test_a_causal_model_writes_the_pairs_of_a_judge_is_its_trunk_and_is_judged_b
 
 @pytest.mark.slow
 def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place, tmp_path):
-    cfg = config.Config(**SECONDS, dataset=str(place), init_from=f"{place}/causal", adapt=True, max_iters=2,
+    cfg = shared.run(**SECONDS, dataset=str(place), init_from=f"{place}/causal", adapt=True, max_iters=2,
                         eval_interval=2, save_interval=2, out_dir=f"{tmp_path}/out")  # fmt: skip
     train.train(cfg)
     train.train(dataclasses.replace(cfg, max_iters=4, resume=True))
@@ -653,7 +660,7 @@ def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place,
 def test_a_run_says_what_it_does_how_each_iteration_went_and_what_its_first_group_wrote(tiny, place, capsys):
     shown = ("exact", f"{place}/my.py:short")
     cfg = tiny(rewards=shown, reward_weights=(1.0, 0.5), max_iters=3, log_interval=2, eval_interval=9, kl_beta=0.1,
-               pass_at=0.5, log_samples=2, eval_samples=1)  # fmt: skip
+               pass_at=0.5, **{"runs.log_samples": 2, "evaluation.samples": 1})  # fmt: skip
     train.train(cfg)
     out = capsys.readouterr().out
     listed = dict(re.findall(r"^    (\S+) {2,}(\w+=.*)$", out, re.M))
@@ -677,7 +684,7 @@ def test_a_run_says_what_it_does_how_each_iteration_went_and_what_its_first_grou
 
 def test_a_reward_beyond_1_is_printed_as_no_share_of_what_passes(tiny, place, capsys):
     (place / "much.py").write_text("def much(completions):\n    return [16.0 - i % 3 for i in range(len(completions))]")
-    many = tiny(rewards=(f"{place}/much.py:much",), max_iters=1, eval_samples=1, log_interval=1)
+    many = tiny(rewards=(f"{place}/much.py:much",), max_iters=1, **{"evaluation.samples": 1}, log_interval=1)
     for cfg, shown in (many, 0), (dataclasses.replace(many, pass_at=15.0), 1):
         train.train(cfg)
         out = capsys.readouterr().out
@@ -711,7 +718,8 @@ def moody(prompts, completions):
 def test_a_step_that_nobody_judged_is_skipped_and_counted_and_the_run_goes_on(tiny, tmp_path, capsys):
     # The calls: 2 of the first evaluation (greedy, sampled), then a step each, but for the second.
     (tmp_path / "my.py").write_text(MOODY.format(words="None if len(calls) in (1, 2, 4) else len(calls) % 2 / 2"))
-    cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=3, log_interval=3, eval_interval=9, eval_samples=1,
+    cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=3, log_interval=3, eval_interval=9,
+               **{"evaluation.samples": 1},
                warmup_iters=4)  # fmt: skip
     assert train.train(cfg)[0].step == 3
     rows = runs.read_lines(f"{cfg.out_dir}/metrics.jsonl")
@@ -727,7 +735,7 @@ def test_a_step_that_nobody_judged_is_skipped_and_counted_and_the_run_goes_on(ti
 @pytest.mark.parametrize("words", ["1 / 0", slow("exit(0)")])
 def test_a_reward_that_fails_loses_no_step_and_is_named_with_its_row_and_step(tiny, tmp_path, words):
     (tmp_path / "my.py").write_text(MOODY.format(words=f"0.0 if len(calls) < 5 else {words}"))
-    cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=4, save_interval=99, eval_samples=1)
+    cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=4, save_interval=99, **{"evaluation.samples": 1})
     with pytest.raises(ValueError, match=r"step 3: reward 'moody' failed on row 0 \(prompt '\d+', .* \(.*my.py:6\)"
                                          r"\. Saved .*out/step-000002; mend it and continue with --resume=True"):
         train.train(cfg)
@@ -864,7 +872,7 @@ def test_a_denoiser_may_learn_to_fill_in_the_masks_of_its_rows_and_is_judged_on_
         begin(cfg)
 
 
-TOP_P, TOP_K = {"top_p": 0.7}, {"top_k": 3, "repetition_penalty": 1.5}
+TOP_P, TOP_K = {"top_p": 0.7}, {"top_k": 3, "repetition_penalty.penalty": 1.5}
 SCORED = [  # what else the run has, its filters
     ("trace", {"logp_views": 4}, {}), ("trace", {"logp_views": 2}, {}), ("trace", {"logp_views": 1}, {}),
     ("trace", {}, TOP_P), ("trace", {}, TOP_K), ("exact", {}, TOP_K), ("chunks", {"logp_chunk": 32}, TOP_P),
@@ -890,7 +898,7 @@ def test_what_was_drawn_is_scored_under_the_distribution_it_was_drawn_from(
         assert (m["behaviour_gap"] < 1e-4) == (kind != "coupled") and np.isfinite(list(m.values())).all()
         assert m["entropy"] > 0.5  # of those that a view scores: not 0 for the others
     if kind != "coupled" and filters:  # scored under the whole distribution they are others
-        cfg = dataclasses.replace(cfg, top_p=None, top_k=None, repetition_penalty=1.0)
+        cfg = shared.changed(cfg, top_p=None, top_k=None, **{"repetition_penalty.penalty": 1.0})
         whole = jax.jit(functools.partial(rl.policy_loss, cfg=cfg))
         assert float(whole(state.params, batches[0])[1]["behaviour_gap"]) > 0.05
 
@@ -904,7 +912,7 @@ def test_a_reference_of_another_shape_is_refused(tiny, place, tmp_path):
 
 
 def test_keys_of_a_run_reach_its_plan_and_only_rollouts_may_go_on_behind_an_end(tiny):
-    keys = dict(rule="factor", cache="dual", threshold=0.5, factor=0.3, tempered=True, block_len=2)
+    keys = dict(rule="factor", cache="dual", threshold=0.5, **{"factor.limit": 0.3}, tempered=True, block_len=2)
     cfg = tiny(**keys)
     assert {k: getattr(sample.plan(cfg, 1.0), k) for k in keys} == keys
     assert sample.plan(cfg, 1.0).early_end and sample.plan(tiny(), 1.0).block_len == 4
@@ -961,7 +969,7 @@ def test_the_gradient_of_a_sample_of_steps_is_that_of_all_of_them_on_average(lev
 @pytest.mark.slow
 @pytest.mark.parametrize("objective, size, changes", [
     ("pretrain", 4, dict(rollout_chunk=4)), ("pretrain", 3, dict(batch_size=6, gradient_accumulation_steps=2)),
-    ("judge", 4, dict(batch_size=4, judge_rows=16))])
+    ("judge", 4, dict(batch_size=4, **{"judge.n_rows": 16}))])
 def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(
         place, tmp_path, monkeypatch, objective, size, changes):
     sizes, whole, score = set(), evaluation.likelihood, judge.rate
@@ -970,7 +978,7 @@ def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(
     monkeypatch.setattr(judge, "rate", functools.wraps(score)(lambda params, tokens, *rest, **more: (
         sizes.add(len(tokens)) or score(params, tokens, *rest, **more))))  # fmt: skip
     cfg = SECONDS | dict(eval_size=7, objective=objective, dataset=str(place), out_dir=f"{tmp_path}/out") | changes
-    *_, task, state = begin(config.Config(**cfg))
+    *_, task, state = begin(shared.run(**cfg))
     values, _ = task.evaluate(state, KEY)
     assert sizes == {size} and 5 < values.get("val/nelbo", 6) < 7  # log 259 = 5.56
 
@@ -996,9 +1004,9 @@ def test_a_run_asks_each_of_its_sections_in_the_order_of_their_names():
 def test_a_reference_off_the_device_is_the_same_reference(tiny):
     tree = lambda seed: {"w": jax.random.normal(jax.random.key(seed), (3, 2))}
     for mode in ("ema", "periodic"):
-        cfg = tiny(kl_beta=0.1, ref_mode=mode, ref_sync_interval=2)
+        cfg = tiny(kl_beta=0.1, **{"moving_reference.mode": mode, "moving_reference.interval": 2})
         state = rl.State(2, tree(0), (), None, tree(1))
-        both = (dataclasses.replace(cfg, ref_offload=off) for off in (False, True))
+        both = (shared.changed(cfg, **{"memory.ref_offload": off}) for off in (False, True))
         here, away = (moving_reference.Keys.of(cfg).reference(state, cfg) for cfg in both)
         assert isinstance(away["w"], np.ndarray) and (away["w"] == np.asarray(here["w"])).all()
 
@@ -1089,30 +1097,31 @@ def test_outside_of_the_main_thread_a_run_leaves_signals_alone(tiny):
 
 # ---- how long, and on what ----
 def test_epochs_are_counted_in_rows_and_a_limit_takes_some_of_all_parts(tiny, place):
-    cfg = tiny(num_epochs=0.25, limit=32, max_iters=99)
+    cfg = tiny(num_epochs=0.25, **{"texts.limit": 32}, max_iters=99)
     assert train.train(cfg)[0].step == 2  # a quarter of 32 rows, 4 a step
     assert checkpoint.read_run(checkpoint.find(cfg.out_dir))["config"]["max_iters"] == 2
     assert train.train(dataclasses.replace(cfg, resume=True, num_epochs=0.3))[0].step == 3
     index = [data.load(str(place), "train").index(row) for row in split_rows(cfg, "train")]
     assert len(index) == 32 and index == sorted(index) and max(index) > 60
-    assert [len(split_rows(tiny(limit=0.25), split)) for split in ("train", "val")] == [20, 20]
+    assert [len(split_rows(tiny(**{"texts.limit": 0.25}), split)) for split in ("train", "val")] == [20, 20]
     with pytest.raises(ValueError, match="limit=0.001 of the 80 rows of .*/train is not one row"):
-        split_rows(tiny(limit=0.001), "train")
+        split_rows(tiny(**{"texts.limit": 0.001}), "train")
 
 
 def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
     rows = [{"q": f"{i:02d}", "a": i, "note": "x"} for i in range(20)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cfg = tiny(dataset=f"{tmp_path}/mine.jsonl", prompt_key="q", answer_key="a")
+    cfg = tiny(dataset=f"{tmp_path}/mine.jsonl", **{"texts.prompt_key": "q", "texts.answer_key": "a"})
     assert split_rows(cfg, "train")[3] == {"q": "03", "a": 3, "note": "x", "prompt": "03", "answer": "3"}
     rows = [{"prompt": "p", "cases": ["assert f()"], "lang": None if i % 2 else "c", "hard": i} for i in range(20)]
     (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    keys = {"tests_key": "cases", "language_key": "lang", "difficulty_key": "hard"}
-    first, second, *rest = split_rows(tiny(dataset=f"{tmp_path}/code.jsonl", difficulty=(0, 9), **keys), "train")
+    keys = {"texts.tests_key": "cases", "texts.language_key": "lang", "texts.difficulty_key": "hard"}
+    first, second, *rest = split_rows(tiny(dataset=f"{tmp_path}/code.jsonl", **{"curriculum.difficulty": (0, 9)},
+                                           **keys), "train")
     assert (first["tests"], first["language"], first["difficulty"]) == (["assert f()"], "c", 0) and len(rest) == 8
     assert "language" not in second  # of a row that says nothing there
     with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):
-        split_rows(dataclasses.replace(cfg, completion_key="b"), "train")
+        split_rows(shared.changed(cfg, **{"texts.completion_key": "b"}), "train")
 
 
 @pytest.mark.parametrize("log_interval", [1, 3])
@@ -1129,7 +1138,7 @@ def test_a_run_that_may_be_collapsing_says_so_and_goes_on(tiny, monkeypatch, cap
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 6}])
 def test_log_probs_and_entropies_are_those_at_the_temperature_of_the_run(filters):
-    cfg = config.Config(objective="grpo", init_from="x", temperature=1.3, **filters)
+    cfg = shared.run(objective="grpo", init_from="x", temperature=1.3, **filters)
     logits, x = 3 * jax.random.normal(KEY, (5, 6)), jnp.array([0, 1, 2, 3, 4])
     logp, entropy = rl.as_drawn(None, cfg)(logits, x, None)
     p = jax.nn.softmax(logits / 1.3)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import shared
 from shared import flat, left
 
 import config
@@ -55,7 +56,7 @@ def state_at(step):
 @pytest.fixture
 def cfg(tmp_path):
     (tmp_path / "out").mkdir()
-    return config.Config(out_dir=f"{tmp_path}/out", keep_checkpoints=2, model=SHAPE)
+    return shared.run(out_dir=f"{tmp_path}/out", **{"checkpoint.keep": 2}, model=SHAPE)
 
 
 def save(cfg, step, best=None, finished=False):
@@ -95,7 +96,7 @@ def test_states_are_restored_bit_for_bit_and_of_checkpoints_the_newest_and_the_b
     assert_whole(cfg, [5])
     run, written = checkpoint.read_run(f"{cfg.out_dir}/step-000005"), os.stat(f"{cfg.out_dir}/step-000005").st_mtime_ns
     assert run["best"] == {"step": 5, "score": 1.0} and run["finished"] is False
-    assert run["config"]["model.d_model"] == 4 and run["config"]["keep_checkpoints"] == 2
+    assert run["config"]["model.d_model"] == 4 and run["config"]["checkpoint.keep"] == 2
     save(cfg, 5, finished=True)
     assert os.stat(f"{cfg.out_dir}/step-000005").st_mtime_ns == written  # one that is there is not written again
     for step, best in ((10, 5), (15, 5), (20, 20), (25, 20), (30, 20)):
@@ -428,9 +429,9 @@ def test_an_evaluation_that_failed_is_made_up_for_when_the_run_is_resumed(tmp_pa
 
     rows, mended = [{"prompt": f"{n}:", "completion": "b"} for n in range(9)], False
     shape = model.ModelConfig(n_layer=1, d_model=8, n_head=1)
-    cfg = config.Config(
+    cfg = shared.run(
         out_dir=str(tmp_path / "out"), max_iters=max_iters, batch_size=2, max_prompt_len=2, max_new_tokens=2,
-        eval_size=2, eval_interval=2, diffusion_steps=2, log_samples=0, model=shape,
+        eval_size=2, eval_interval=2, diffusion_steps=2, **{"runs.log_samples": 0}, model=shape,
     )  # fmt: skip
     with pytest.raises(ValueError, match="evaluation at step 2: .*Saved"):
         train.train(cfg, rows, reward)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared import byte_model, slow
@@ -186,8 +187,8 @@ plans = st.builds(
     rule=st.sampled_from(sorted(sample.RULES)),
     early_end=st.booleans(), factor=st.floats(0, 3), steps=st.integers(1, 14),
     block_len=st.none() | st.integers(1, 12), threshold=st.floats(0, 1),
-    budget=st.floats(0, 3), temperature=st.sampled_from([0.0, 0.7]), top_k=st.none() | st.integers(1, 9),
-    top_p=st.none() | st.floats(0.1, 1), repetition_penalty=st.sampled_from([1.0, 1.3]),
+    **{"entropy.budget": st.floats(0, 3)}, temperature=st.sampled_from([0.0, 0.7]), top_k=st.none() | st.integers(1, 9),
+    top_p=st.none() | st.floats(0.1, 1), **{"repetition_penalty.penalty": st.sampled_from([1.0, 1.3])},
     tempered=st.booleans(),
 )  # fmt: skip
 batches = st.lists(st.tuples(
@@ -206,8 +207,8 @@ def fill_and_check(plan, batches):
 
 
 def test_with_every_switch_at_once_every_hole_is_filled_and_nothing_else_is_changed():
-    plan = Plan(order="sampled", rule="threshold", steps=5, block_len=4, threshold=0.4, temperature=0.7, top_k=4,
-                top_p=0.9, repetition_penalty=1.3, tempered=True)  # fmt: skip
+    plan = shared.plan(order="sampled", rule="threshold", steps=5, block_len=4, threshold=0.4, temperature=0.7, top_k=4,
+                top_p=0.9, **{"repetition_penalty.penalty": 1.3}, tempered=True)  # fmt: skip
     rng = np.random.default_rng(0)
     fill_and_check(plan, [(rng.choice([0, 1, 2, 3, MASK, MASK], (3, 10)), rng.integers(0, 7, 3), seed)
                           for seed in range(6)])
@@ -274,7 +275,7 @@ def test_what_top_p_keeps_is_what_a_sort_keeps(V, top_p, seed):
 
 def test_top_k_leaves_k_tokens_and_top_p_those_that_reach_it():
     l = jnp.log(jnp.array([0.1, 0.4, 0.2, 0.3]))
-    left = lambda **how: np.flatnonzero(sample.filtered(l, Plan(**how)) > model.NEVER / 2).tolist()
+    left = lambda **how: np.flatnonzero(sample.filtered(l, shared.plan(**how)) > model.NEVER / 2).tolist()
     assert left(top_k=1) == [1] and left(top_k=2) == [1, 3] and left(top_k=9) == [0, 1, 2, 3]
     assert left(top_p=0.35) == [1] and left(top_p=0.65) == [1, 3] and left() == [0, 1, 2, 3]
 
@@ -283,7 +284,8 @@ def test_top_k_leaves_k_tokens_and_top_p_those_that_reach_it():
     ("quota", dict(steps=5, block_len=3, order="random")), slow("dream", dict(steps=4, block_len=4)),
     slow("dream", dict(steps=6)), slow("threshold", dict(threshold=0.4, block_len=3, order="sampled"))])
 def test_neither_other_rows_nor_padding_change_a_row_its_blocks_or_its_share_of_the_steps(rule, plan):
-    plan, rows = Plan(rule=rule, temperature=1.0, **plan), ["01______", "__2301_2", "0123_1_2", "01230123", "441___23"]
+    plan = shared.plan(rule=rule, temperature=1.0, **plan)
+    rows = ["01______", "__2301_2", "0123_1_2", "01230123", "441___23"]
     z, valid = holes(*rows), jnp.ones((5, 8), bool).at[4, :2].set(False)
     x, trace = generate(PARAMS, KEY, z, TINY, plan, valid)
     check_filled(z, x, trace)
@@ -307,13 +309,15 @@ def test_without_a_prompt_a_row_gets_the_tokens_it_gets_alone(order):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [Plan(temperature=1.0, steps=3, block_len=6, repetition_penalty=1.3),
+@pytest.mark.parametrize("plan", [shared.plan(temperature=1.0, steps=3, block_len=6,
+                                              **{"repetition_penalty.penalty": 1.3}),
                                   Plan(temperature=0.9, order="sampled", rule="threshold", threshold=0.3, top_p=0.9)])
 def test_logits_in_chunks_of_positions_give_the_tokens_that_they_give_at_once(plan, monkeypatch):
     z = holes("01______", "0_1_2___", "________")
     x, trace = generate(PARAMS, KEY, z, TINY, plan)
     monkeypatch.setattr(kernels, "LOGITS_BYTES", 16 * V * 5)  # 5 positions at a time
-    y, again = generate(PARAMS, KEY, z, TINY, dataclasses.replace(plan, budget=0.2))  # means nothing here but: compile
+    more = shared.changed(plan, **{"entropy.budget": 0.2})  # means nothing here but: compile
+    y, again = generate(PARAMS, KEY, z, TINY, more)
     np.testing.assert_array_equal(y, x)
     np.testing.assert_array_equal(again["step"], trace["step"])
     np.testing.assert_allclose(again["logp"], trace["logp"], atol=1e-5)
@@ -368,8 +372,8 @@ def of_budget(p):
     (Plan(order="margin", steps=3), lambda p: np.sort(p)[:, -1] - np.sort(p)[:, -2], lambda p: 3),
     (Plan(order="entropy", steps=3), lambda p: -entropy(p), lambda p: 3),
     (Plan(order="left", steps=3), lambda p: -np.arange(len(p)), lambda p: 3),
-    (Plan(rule="factor", factor=3.0), lambda p: p.max(-1), of_factor),
-    (Plan(rule="entropy", order="entropy", budget=2.0), lambda p: -entropy(p), of_budget)])
+    (shared.plan(rule="factor", **{"factor.limit": 3.0}), lambda p: p.max(-1), of_factor),
+    (shared.plan(rule="entropy", order="entropy", **{"entropy.budget": 2.0}), lambda p: -entropy(p), of_budget)])
 def test_the_holes_that_score_highest_are_committed_as_many_as_the_rule_says(plan, score, count):
     at, l = committed("01________", plan)
     p = softmax(l)[2:]
@@ -378,13 +382,15 @@ def test_the_holes_that_score_highest_are_committed_as_many_as_the_rule_says(pla
 
 @pytest.mark.parametrize("rule, plan, entropies, row", [
     ("threshold", Plan(threshold=0.75), [0, 0, 0], [True, True, False]),
-    ("factor", Plan(factor=0.75), [0, 0, 0], [True, True, False]),  # 3 (1 - 0.75) = 0.75 for the second
-    ("factor", Plan(factor=0.0), [0, 0, 0], [True, False, False]),
-    ("factor", Plan(factor=9.0), [0, 0, 0], [True, True, True]),
-    ("entropy", Plan(budget=0.25), [0, 0.25, 0.5], [True, True, True]),  # the sum, less the largest, wherever it is
-    ("entropy", Plan(budget=0.25), [1, 0.25, 0.25], [True, True, False]),
-    ("entropy", Plan(budget=0.25), [0.25, 1, 0.25], [True, True, False]),
-    ("entropy", Plan(budget=0.25), [0.5, 0.5, 0.5], [True, False, False])])
+    ("factor", shared.plan(**{"factor.limit": 0.75}), [0, 0, 0],
+     [True, True, False]),  # 3 (1 - 0.75) = 0.75 for the second
+    ("factor", shared.plan(**{"factor.limit": 0.0}), [0, 0, 0], [True, False, False]),
+    ("factor", shared.plan(**{"factor.limit": 9.0}), [0, 0, 0], [True, True, True]),
+    ("entropy", shared.plan(**{"entropy.budget": 0.25}), [0, 0.25, 0.5],
+     [True, True, True]),  # the sum, less the largest, wherever it is
+    ("entropy", shared.plan(**{"entropy.budget": 0.25}), [1, 0.25, 0.25], [True, True, False]),
+    ("entropy", shared.plan(**{"entropy.budget": 0.25}), [0.25, 1, 0.25], [True, True, False]),
+    ("entropy", shared.plan(**{"entropy.budget": 0.25}), [0.5, 0.5, 0.5], [True, False, False])])
 def test_a_rule_commits_what_is_exactly_on_its_bound_in_every_row(rule, plan, entropies, row):
     both = lambda row: jnp.array([row, row[::-1]])
     block = sample.Block(both([True] * 3), both([0, 1, 2]), both([0.875, 0.75, 0.5]), both(entropies), 0, 1)
@@ -408,7 +414,7 @@ def test_the_order_sees_probabilities_before_or_after_top_k_as_it_is_told():
     (2, "0_0000000_", dict(rule="threshold", threshold=0.0, block_len=2)),  # blocks without holes are skipped
     slow(3, "0__000000_", dict(steps=6, block_len=2))])  # fmt: skip
 def test_steps_are_spent_exactly_and_end_when_nothing_is_left(n, row, plan):
-    assert int(generate(PARAMS, KEY, holes(row), TINY, Plan(**plan))[1]["n_steps"]) == n
+    assert int(generate(PARAMS, KEY, holes(row), TINY, shared.plan(**plan))[1]["n_steps"]) == n
 
 
 # ---- a cache, and an early end ----
@@ -507,7 +513,8 @@ def test_one_plan_and_shape_is_compiled_once():
 
 def test_a_broken_model_does_not_hang_the_loop():
     broken = jax.tree.map(lambda w: w * jnp.nan, PARAMS)
-    x, _ = generate(broken, KEY, holes("01________"), TINY, Plan(rule="entropy", order="entropy", budget=2.0))
+    x, _ = generate(broken, KEY, holes("01________"), TINY,
+                    shared.plan(rule="entropy", order="entropy", **{"entropy.budget": 2.0}))
     assert not (np.asarray(x) == MASK).any()
 
 
@@ -676,12 +683,13 @@ def test_a_group_that_begins_alike_shares_its_first_step_and_fills_its_holes_as_
     (dict(rule="all"), "rule='all': one of quota, .*factor"),
     (dict(steps=0), "steps=0: expected at least 1"), (dict(block_len=0), "block_len=0"), (dict(top_k=0), "top_k=0"),
     (dict(top_p=0.0), "top_p=0.0"), (dict(top_p=1.5), "top_p=1.5"), (dict(temperature=-1.0), "temperature=-1.0"),
-    (dict(temperature=float("nan")), "temperature=nan"), (dict(repetition_penalty=0.0), "repetition_penalty=0.0"),
-    (dict(cache="all"), "cache='all': one of none, prefix, dual"), (dict(factor=-1.0), "factor=-1.0"),
+    (dict(temperature=float("nan")), "temperature=nan"),
+    (dict(**{"repetition_penalty.penalty": 0.0}), "repetition_penalty.penalty=0.0"),
+    (dict(cache="all"), "cache='all': one of none, prefix, dual"), (dict(**{"factor.limit": -1.0}), "factor.limit=-1.0"),
 ])
 def test_an_impossible_plan_is_refused_in_one_sentence(wrong, message):
     with pytest.raises(ValueError, match=message):
-        Plan(**wrong)
+        shared.plan(**wrong)
 
 
 @pytest.mark.parametrize("cfg, plan, message", [
@@ -817,17 +825,17 @@ def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causa
     said = lambda prompt: terminal.visible(continued(params, cfg, tok, prompt, 6)) + "\n"
     answer = lambda system, prompt: said(data.chat("chatml", system, tok)(prompt))
     ask = lambda *flags, prompt="3_1": run(capsys, path, f"--prompt={prompt}", "--max_new_tokens=6", *flags)
-    assert ask("--chat_template=chatml")[1] == answer(None, "3_1")  # and a _ is no hole there
-    typed = ask("--chat_template=chatml", prompt="a<|mask|>b")[1]  # nor is a <|mask|>
+    assert ask("--texts.chat_template=chatml")[1] == answer(None, "3_1")  # and a _ is no hole there
+    typed = ask("--texts.chat_template=chatml", prompt="a<|mask|>b")[1]  # nor is a <|mask|>
     assert not typed.startswith("system")  # but is completed; what has holes is shown from its beginning
-    assert ask("--chat_template=chatml", "--system_prompt=")[1] == answer("", "3_1") != answer(None, "3_1")
+    assert ask("--texts.chat_template=chatml", "--texts.system_prompt=")[1] == answer("", "3_1") != answer(None, "3_1")
     with open(f"{path}/run.json", "w") as f:
         json.dump({"config": {"chat_template": "chatml", "system_prompt": "Add.", "instruction": "Now: "}}, f)
     assert ask()[1] == answer("Add.", "Now: 3_1") != answer("Add.", "3_1")
-    assert ask("--instruction=")[1] == answer("Add.", "3_1")
-    assert ask("--chat_template=None", "--instruction=None", prompt="3+1")[1] == said("3+1")
-    assert "one of chatml, llada" in ask("--chat_template=alpaca")[2]
-    assert "'llada' writes <|end_header_id|>" in ask("--chat_template=llada")[2]
+    assert ask("--texts.instruction=")[1] == answer("Add.", "3_1")
+    assert ask("--texts.chat_template=None", "--texts.instruction=None", prompt="3+1")[1] == said("3+1")
+    assert "one of chatml, llada" in ask("--texts.chat_template=alpaca")[2]
+    assert "'llada' writes <|end_header_id|>" in ask("--texts.chat_template=llada")[2]
 
 
 def test_text_ends_at_the_end_of_text(monkeypatch):
@@ -927,7 +935,8 @@ def test_help_names_every_field_of_a_plan_with_its_meaning(capsys):
 
 @pytest.mark.parametrize(("plan", "padded"), [
     (Plan(rule="threshold", threshold=0.7, temperature=1.0), True),
-    slow(Plan(rule="entropy", order="entropy", budget=0.5, temperature=1.0, early_end=True), False)])
+    slow(shared.plan(rule="entropy", order="entropy", **{"entropy.budget": 0.5}, temperature=1.0, early_end=True),
+         False)])
 def test_rows_that_are_full_make_room_and_get_the_tokens_they_would_have_got(plan, padded):
     rng, n = np.random.default_rng(3), 24
     tokens = rng.integers(0, EOS, (n // 2, 10)).repeat(2, 0)  # groups of two

@@ -695,14 +695,14 @@ NO_LANDLOCK = "    done = syscall(446, ruleset, 0) == 0\n", "    done = False\n"
 
 def test_what_does_not_hold_stops_the_batch_unless_it_is_named(tmp_path):
     broken, program, tests = altered(tmp_path, NO_LANDLOCK), SUM["c"][1], prints(("1 2", "3"))
-    with broken.Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="read.*--sandbox_unsafe=read$"):
+    with broken.Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="read.*--programs.unsafe=read$"):
         box.run([(ADD, RIGHT, "add")])
     with broken.Sandbox(workers=1, unsafe=("read",)) as box:
         assert one(box, ADD, RIGHT)["passed"] == [True, True]
         code = "import os\ndef f():\n    try: open('/tmp/x', 'w')\n    except OSError: return os.listdir('/') != []"
         assert one(box, code, ["assert f()"])["passed"] == [True]
         if shutil.which("gcc"):  # without Landlock a compiler may write everywhere or nowhere
-            with pytest.raises(RuntimeError, match="programs: does not compile.*write.*--sandbox_unsafe=write,read$"):
+            with pytest.raises(RuntimeError, match="programs: does not compile.*write.*--programs.unsafe=write,read$"):
                 one(box, program, tests, "", "c")
     if shutil.which("gcc"):
         with broken.Sandbox(workers=1, unsafe=("read", "write"), timeout=10) as box:
@@ -723,7 +723,7 @@ def test_a_python_whose_path_has_a_space_runs_programs(tmp_path):
 
 def test_without_seccomp_it_names_all_that_is_open(tmp_path):
     broken = altered(tmp_path, ("or libc.prctl(21, 0, 0, 0, 0) < 0:", "or True:"))
-    with broken.Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="--sandbox_unsafe=process,network"):
+    with broken.Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="--programs.unsafe=process,network"):
         box.run([(ADD, RIGHT, "add")])
     with broken.Sandbox(workers=1, unsafe=("process", "network", "signal")) as box:
         assert one(box, ADD, RIGHT)["passed"] == [True, True]

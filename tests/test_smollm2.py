@@ -5,6 +5,7 @@ import struct
 import jax
 import numpy as np
 import pytest
+import shared
 
 import data
 import model
@@ -104,7 +105,7 @@ def gguf(tmp_path_factory):
 def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp_path, monkeypatch):
     path, params = gguf
     found, fields = smollm2.weights(*smollm2.read_gguf(path))
-    assert model.ModelConfig(**fields) == CFG and jax.tree.structure(found) == jax.tree.structure(params)
+    assert shared.shape(**fields) == CFG and jax.tree.structure(found) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, found, params)  # and turned in half-split order
     monkeypatch.setattr(smollm2, "HERE", tmp_path)
     for module in (model, huggingface, making):  # which it imports as a program

@@ -1,11 +1,11 @@
 """How many passes each row took, and tokens per pass: in rollouts, in evaluations, as a reward."""
-import dataclasses
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 from shared import advantages
 
 import config
@@ -43,7 +43,7 @@ CASES = {
     "dream": ({}, Plan(rule="dream", steps=12)),  # whose first pass commits nothing
     "early end": ({}, Plan(rule="threshold", threshold=0.6, early_end=True, order="left")),
     "a cache, for which rows wait": ({}, Plan(rule="threshold", threshold=0.6, block_len=4, cache="dual")),
-    "blocks": ({"block_causal": 4}, Plan(rule="dynamic", threshold=0.6, steps=4)),
+    "blocks": ({"blocks.block": 4}, Plan(rule="dynamic", threshold=0.6, steps=4)),
     "causal": ({"causal": True, "shift": True}, Plan(order="left")),
 }
 
@@ -52,7 +52,7 @@ CASES = {
 def test_a_row_took_as_many_passes_as_it_takes_when_all_rows_are_copies_of_it(name):
     """A batch of copies of a row takes n_steps passes, and no row waits for another."""
     keys, plan = CASES[name]
-    cfg, batch, row_keys = dataclasses.replace(TINY, **keys), rows_of_different_length(), sample.row_keys(KEY, 6)
+    cfg, batch, row_keys = shared.changed(TINY, **keys), rows_of_different_length(), sample.row_keys(KEY, 6)
     run, params = types.SimpleNamespace(model=cfg), sharp(cfg)
     x, trace = sample.fill_rows(params, row_keys, batch, run, plan, 6)
     alone = []
@@ -84,7 +84,7 @@ def test_rows_take_turns_only_where_their_numbers_of_passes_may_differ(changes, 
     monkeypatch.setattr(sharding, "in_chunks", lambda *_: "chunks")
     batch = data.Batch(jnp.zeros((n, 4), jnp.int32), jnp.ones((n, 4), bool), None)
     keys, run = sample.row_keys(KEY, n), types.SimpleNamespace(model=TINY)
-    assert sample.fill_rows({}, keys, batch, run, Plan(**changes), size) == taken
+    assert sample.fill_rows({}, keys, batch, run, shared.plan(**changes), size) == taken
 
 
 def test_tokens_count_up_to_the_first_end_and_given_ones_do_not():

@@ -60,7 +60,7 @@ def test_a_tiny_model_and_its_tokenizer_open_as_those_of_their_family(name, mask
     assert {*os.listdir(folders / name)} == files
     causal = kind in ("llama", "gemma2")
     assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (causal or kind == "Dream", kind == "Dream", causal)
-    assert getattr(cfg, "block_causal", None) == {"sdar_moe": 4, "llada2_moe": 32}.get(name)
+    assert cfg.block == {"sdar_moe": 4, "llada2_moe": 32}.get(name)
     tok = data.open_tokenizer(folders / name, cfg.vocab_size)
     out = jax.jit(functools.partial(model.logits, cfg=cfg))(params, jnp.array([tok.encode("2+3")]))
     assert out.shape[-1] == cfg.vocab_size and np.isfinite(out).all()

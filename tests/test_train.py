@@ -19,6 +19,7 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
+import shared
 from shared import as_iterate, batches_of, compiled_once, flat, left, lines
 
 import config
@@ -54,21 +55,22 @@ def rows(tmp_path_factory):
 
 
 SECONDS = dict(max_prompt_len=3, max_new_tokens=4, max_iters=12, batch_size=8, eval_interval=4, eval_size=8,
-               save_interval=3, log_interval=2, log_samples=1, diffusion_steps=4, rewards=("exact",), warmup_iters=2,
+               save_interval=3, log_interval=2, **{"runs.log_samples": 1}, diffusion_steps=4, rewards=("exact",),
+               warmup_iters=2,
                ema_decay=0.9, model=SHAPE)  # fmt: skip
 
 
 @pytest.fixture
 def tiny(rows, tmp_path):
     """tiny(key=value, ...) -> a Config of a run of seconds."""
-    return lambda **changes: config.Config(**SECONDS | dict(out_dir=f"{tmp_path}/out", dataset=rows) | changes)
+    return lambda **changes: shared.run(**SECONDS | dict(out_dir=f"{tmp_path}/out", dataset=rows) | changes)
 
 
 @pytest.fixture(scope="module")
 def unbroken(rows, tmp_path_factory):
     """The run, with an average of the weights, that others are compared with."""
     folder = tmp_path_factory.mktemp("unbroken")
-    cfg = config.Config(**SECONDS, out_dir=f"{folder}/out", dataset=rows)
+    cfg = shared.run(**SECONDS, out_dir=f"{folder}/out", dataset=rows)
     train.train(cfg)
     return cfg
 
@@ -294,9 +296,11 @@ def test_it_learns(tiny):
 def test_a_run_that_cannot_start_moves_nothing(unbroken, tiny, monkeypatch, tmp_path):
     cfg = tiny()
     shutil.copytree(unbroken.out_dir, cfg.out_dir)
-    for wrong in (dict(dataset=f"{tmp_path}/none"), dict(rewards=("nothing",)), dict(difficulty=(50, 60)),
-                  dict(order="best"), dict(init_from=f"{tmp_path}"), dict(curriculum=((0, -1),))):  # fmt: skip
-        code = leave(dataclasses.replace(cfg, **wrong), monkeypatch, tmp_path)
+    for wrong in (dict(dataset=f"{tmp_path}/none"), dict(rewards=("nothing",)),
+                  dict(**{"curriculum.difficulty": (50, 60)}),
+                  dict(order="best"), dict(init_from=f"{tmp_path}"),
+                  dict(**{"curriculum.schedule": ((0, -1),)})):  # fmt: skip
+        code = leave(shared.changed(cfg, **wrong), monkeypatch, tmp_path)
         assert code.startswith("error: ") and "\n" not in code
     assert sorted(os.listdir(tmp_path)) == ["out", "run.py"]
 
@@ -334,7 +338,7 @@ def test_a_start_that_is_a_config_file_is_trained_to_its_end_first_and_only_once
 
 
 def test_a_curriculum_begins_with_the_easy_rows(tiny):
-    cfg, tok, start, _ = prepare(tiny(curriculum=((0, 3), (5, 6), (9, 9)), batch_size=32), train.train)
+    cfg, tok, start, _ = prepare(tiny(**{"curriculum.schedule": ((0, 3), (5, 6), (9, 9))}, batch_size=32), train.train)
     task = train.pretrain(cfg, tok, start)
     hardest = []
     for step in (0, 1, 4, 5, 8, 9, 10):
@@ -358,7 +362,7 @@ def test_it_stops_when_the_pass_rate_first_exceeds_stop_at_and_stays_stopped(tin
 def test_the_best_checkpoint_and_of_equally_good_ones_the_later_is_kept_beside_the_newest(tiny, monkeypatch, capsys):
     nan = float("nan")
     change_task(monkeypatch, evaluate=scripted([nan, 0.1, 0.2, 0.2, nan, 0.1]))
-    cfg = tiny(eval_interval=2, save_interval=1, keep_checkpoints=1)
+    cfg = tiny(eval_interval=2, save_interval=1, **{"checkpoint.keep": 1})
     train.train(cfg)
     assert checkpoint.steps(cfg.out_dir) == [8, 12]
     assert json.load(open(f"{cfg.out_dir}/step-000012/run.json"))["best"] == {
@@ -372,7 +376,7 @@ def test_the_best_checkpoint_and_of_equally_good_ones_the_later_is_kept_beside_t
 def test_without_rewards_the_best_has_the_lowest_nelbo(tiny, monkeypatch):
     given = iter([3.0, 1.0, 2.0])
     change_task(monkeypatch, evaluate=lambda old: lambda state, key: ({"val/nelbo": next(given)}, []))
-    cfg = tiny(keep_checkpoints=1, rewards=())
+    cfg = tiny(**{"checkpoint.keep": 1}, rewards=())
     train.train(cfg)
     assert checkpoint.steps(cfg.out_dir) == [8, 12]
 
@@ -457,8 +461,8 @@ def test_at_a_terminal_there_is_a_bar_and_every_message_begins_a_line(tiny, monk
 
 @pytest.mark.slow
 def test_a_judge_broken_off_and_resumed_learns_from_the_pairs_it_began_with(unbroken, tiny, monkeypatch):
-    cfg = tiny(objective="judge", init_from=unbroken.out_dir, rewards=(), judge_rows=16, max_iters=8,
-               judge_temperatures=(1.0,))  # fmt: skip
+    cfg = tiny(objective="judge", init_from=unbroken.out_dir, rewards=(), **{"judge.n_rows": 16}, max_iters=8,
+               **{"judge.temperatures": (1.0,)})  # fmt: skip
     train.train(cfg)
     whole = left(cfg.out_dir)
     kinds = {row["kind"] for row in lines(cfg.out_dir, "samples.jsonl")}
@@ -559,19 +563,19 @@ def test_weights_and_biases_gets_the_config_and_what_metrics_jsonl_gets_and_is_n
                                  log=lambda values, step: seen.append({"step": step} | values))  # fmt: skip
     monkeypatch.setitem(sys.modules, "wandb", fake)
     change_task(monkeypatch, evaluate=scripted([0.5] * 9))
-    cfg = tiny(wandb_log=True, wandb_project="p", wandb_entity="e")
+    cfg = tiny(wandb=True, **{"wandb.project": "p", "wandb.entity": "e"})
     train.train(cfg)
     assert (seen[0]["project"], seen[0]["entity"], seen[0]["name"]) == ("p", "e", "out")
     assert seen[0]["config"]["model.d_model"] == 16 and seen[0]["config"]["max_iters"] == 12
     assert seen[1:] == [{k: v for k, v in row.items() if k != "time"} for row in lines(cfg.out_dir)]
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="wandb_log=True needs the package wandb: pip install wandb"):
-        tiny(wandb_log=True)
+        tiny(wandb=True)
 
 
 def test_a_run_that_cannot_be_resumed_says_why(unbroken, tiny, monkeypatch, tmp_path):
     other = dict(ema_decay=None, seed=7, model=dataclasses.replace(SHAPE, d_model=32))
-    code = leave(dataclasses.replace(unbroken, resume=True, **other), monkeypatch, tmp_path)
+    code = leave(shared.changed(unbroken, resume=True, **other), monkeypatch, tmp_path)
     for part in ("ema_decay=None (it was 0.9)", "seed=7 (it was 0)", "model.d_model=32 (it was 16)",
                  f"--init_from={unbroken.out_dir}/step-000012 --out_dir=ANOTHER"):  # fmt: skip
         assert part in code
@@ -582,8 +586,9 @@ def test_a_run_that_cannot_be_resumed_says_why(unbroken, tiny, monkeypatch, tmp_
 
 def test_what_does_not_change_a_run_may_change_when_it_is_resumed_and_a_finished_one_stays(unbroken, capsys):
     before = left(unbroken.out_dir)
-    free = dict(max_iters=12, stop_at=0.99, log_interval=7, keep_checkpoints=9, reward_workers=1, init_from="elsewhere")
-    assert train.train(dataclasses.replace(unbroken, resume=True, **free))[0].step == 12
+    free = dict(max_iters=12, stop_at=0.99, log_interval=7, **{"checkpoint.keep": 9, "programs.workers": 1},
+                init_from="elsewhere")
+    assert train.train(shared.changed(unbroken, resume=True, **free))[0].step == 12
     assert "began from None: init_from=elsewhere is not looked at" in capsys.readouterr().out
     assert left(unbroken.out_dir) == before
 
@@ -605,7 +610,7 @@ def test_only_one_run_writes_into_a_folder_and_one_that_cannot_start_leaves_none
         assert re.fullmatch("error: another run writes into '.*': wait .* --out_dir", code)
         assert "another run writes" in leave(dataclasses.replace(unbroken, resume=True), monkeypatch, tmp_path)
     assert os.path.exists(f"{unbroken.out_dir}/step-000012")
-    for wrong in (dict(difficulty=(50, 60)), dict(batch_size=10**9)):
+    for wrong in (dict(**{"curriculum.difficulty": (50, 60)}), dict(batch_size=10**9)):
         leave(tiny(**wrong), monkeypatch, tmp_path)
     assert not os.path.exists(tiny().out_dir)
 

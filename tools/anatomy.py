@@ -174,7 +174,7 @@ def rule_of(cfg):
     """Find the rule that says how many tokens a step fills, as a sampler does; None for a causal model."""
     if cfg.model.causal:
         return None
-    name = "static" if hasattr(cfg.model, "block_causal") and cfg.rule == "quota" else cfg.rule
+    name = "static" if cfg.model.block and cfg.rule == "quota" else cfg.rule
     settings.plugged(sample.RULES, name)
     return sample.RULES[name]
 
@@ -228,7 +228,7 @@ def pack_completion(run, one, c):
     """Collect completion c, and its updates."""
     r, start = one.found.rollout, run.cfg.max_prompt_len
     block = None
-    if hasattr(run.cfg.model, "block_causal"):
+    if run.cfg.model.block:
         from variants import blocks  # other models have none
 
         valid = None if r.valid is None else jnp.asarray(r.valid[[c]])
@@ -272,7 +272,7 @@ def kind_of(cfg):
     """Name how the policy writes: causal, block or denoiser."""
     if cfg.model.causal:
         return "causal"
-    return "block" if hasattr(cfg.model, "block_causal") else "denoiser"
+    return "block" if cfg.model.block else "denoiser"
 
 
 def pack(run: Any, state: Any, one: Iteration, name: str) -> dict[str, Any]:
@@ -324,7 +324,7 @@ def check(path: str, cfg: config.Config) -> None:
         )
     processes = hosts.Keys.of(cfg).processes or 1
     if processes > 1:
-        raise ValueError(f"--anatomy={path} works in one process, and this config has processes={processes}")
+        raise ValueError(f"--anatomy={path} works in one process, and this config has hosts.processes={processes}")
     folder = Path(path).absolute().parent
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

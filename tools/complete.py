@@ -46,17 +46,17 @@ def best_in(folder):
     return checkpoint.best(data.local_copy(data.prepare(folder)))
 
 
-def find_model(folder, open_as=None, dtype=None, base_bits=None):
+def find_model(folder, open_as=None, dtype=None, bits=None):
     """Open the checkpoint that `best_in` chooses -> Model, and say why unless it was asked for by name.
 
-    base_bits: see variants/quantized.py; None: as in training"""
+    bits: see variants/quantized.py; None: as in training"""
 
     def read(folder, why):
         if why != "asked for":
             print(f"{folder}: {why}", file=sys.stderr)
         trained = checkpoint.read_run(folder).get("config", {})
-        bits = base_bits or trained.get("base_bits")
-        pack = sections.section_of("base_bits")(bits).pack if bits else None
+        keys = {"quantized.bits": bits or trained.get("quantized.bits")}
+        pack = sections.changed(Plan(), keys).use[0].pack if keys["quantized.bits"] else None
         params, cfg = checkpoint.load(folder, dtype, open_as, pack)
         tok = data.open_tokenizer(folder, cfg.vocab_size)
         return Model(folder, params, huggingface.fit_tokenizer(folder, cfg, tok), tok, trained)
@@ -66,7 +66,7 @@ def find_model(folder, open_as=None, dtype=None, base_bits=None):
 
 def as_numbers(one):
     """Make numbers of the matrices of a Model that was trained in few bits, with its adapters merged in."""
-    if not one.trained.get("base_bits"):
+    if not one.trained.get("quantized.bits"):
         return one
     from variants import quantized
 
@@ -107,8 +107,8 @@ def encode(text, tok, mask_id, holes, n_new):
 def encode_rows(options, rows, loaded):
     """Put the prompts of rows into the chat template and encode them -> [(ids, start)]."""
     cfg, tok, chat = loaded.cfg, loaded.tok, []
-    for key in ("chat_template", "system_prompt", "instruction"):
-        typed = getattr(options, key)
+    for key in ("texts.chat_template", "texts.system_prompt", "texts.instruction"):
+        typed = vars(options)[key]
         chat.append(loaded.trained.get(key) if typed is None else config.parse(key, typed, str | None))
     name, system, instruction = chat
     template = data.chat(name, system, tok, instruction)
@@ -123,7 +123,7 @@ def encode_rows(options, rows, loaded):
         if start and loaded.trained.get("fill_in"):
             raise ValueError(f"{loaded.folder} fills in texts in place: write a _ for each token that is missing")
         if start:  # a model of blocks fills the last one whole
-            ids += [cfg.mask_id] * (-len(ids) % getattr(cfg, "block_causal", 1))
+            ids += [cfg.mask_id] * (-len(ids) % (cfg.block or 1))
         prompts.append((ids, start))
     return prompts
 
@@ -148,12 +148,12 @@ def make_plan(given, loaded, n_masks, n, block_len=None):
     plan = {"steps": n_masks, "temperature": float(n > 1), "early_end": True}
     if cfg.causal:
         plan["order"] = "left"
-    elif hasattr(cfg, "block_causal"):
+    elif cfg.block:
         plan["cache"] = "prefix"
     plan |= {ours: trained[name] for name, ours in TRAINED.items() if name in trained} | given
-    if plan.get("block_len") is None and not hasattr(cfg, "block_causal"):
+    if plan.get("block_len") is None and not cfg.block:
         plan["block_len"] = block_len
-    return Plan(**plan)
+    return sections.changed(Plan(), plan)
 
 
 def complete_texts(loaded, plan, prompts, seed, batch_size):
@@ -201,9 +201,9 @@ def write_completions(rows, texts, out):
 WITHOUT = {  # flags, and those that mean nothing beside them
     "prompt": "data",
     "show": "data out export page explain",
-    "explain": "prompt data out export page base_bits as_published",
-    "export": "prompt data out page base_bits",
-    "page": "prompt out base_bits chat_template system_prompt instruction",
+    "explain": "prompt data out export page quantized.bits as_published",
+    "export": "prompt data out page quantized.bits",
+    "page": "prompt out quantized.bits texts.chat_template texts.system_prompt texts.instruction",
 }
 
 
@@ -226,8 +226,9 @@ def typed_plan(options):
     for field in PLAN:
         typed = getattr(options, field.name)
         if typed is not None:
-            owner = Plan if field.name in Plan.__dataclass_fields__ else sections.section_of(field.name)
-            plan[field.name] = config.parse(field.name, typed, typing.get_type_hints(owner)[field.name])
+            own = typing.get_type_hints(Plan)
+            kind = own[field.name] if field.name in own else sections.find_key(field.name).type
+            plan[field.name] = config.parse(field.name, typed, kind)
     return plan
 
 
@@ -269,16 +270,16 @@ def fill(options, given, rows, loaded):
 def run(options: argparse.Namespace) -> int:
     """Export, explain or show the model on a page, or complete prompts or rows, as the options say -> exit code."""
     check_options(options)
-    given, rows, open_as = typed_plan(options), read_rows(options), options.open_as
+    given, rows, open_as = typed_plan(options), read_rows(options), vars(options)["checkpoint.open_as"]
     runs.prepare_process()
     sharding.use()
     if open_as and checkpoint.family_to_open(folder := best_in(options.folder).folder, open_as) != open_as:
-        raise ValueError(f"--open_as={open_as}: the run that wrote {folder} says of which family its model is")
+        raise ValueError(f"--checkpoint.open_as={open_as}: the run that wrote {folder} says of which family its model is")
     if options.explain:
         from tools import doctor
 
         return doctor.explain(best_in(options.folder).folder, open_as, options.dtype)
-    loaded = find_model(options.folder, open_as, options.dtype, options.base_bits)
+    loaded = find_model(options.folder, open_as, options.dtype, vars(options)["quantized.bits"])
     if options.export:
         export(options.export, as_numbers(loaded))
         return 0

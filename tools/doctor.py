@@ -30,6 +30,7 @@ import data
 import diffusion
 import model
 from checkpoints import checkpoint, huggingface
+from system import sections
 
 WIDTH = 80  # tokens per text
 FEWEST = 112  # tokens of the whole text
@@ -120,13 +121,15 @@ class Reader:
 
 def nearby(cfg, options):
     """List the readings that differ from cfg in one field at most. options {field: values}"""
-    return [dataclasses.replace(cfg, **{field: value}) for field, values in options.items() for value in values]
+    changes = [{field: value} for field, values in options.items() for value in values]
+    changes = [{"blocks": False} if change == {"blocks.block": None} else change for change in changes]
+    return [sections.changed(cfg, change) for change in changes]
 
 
 def best_denoiser(reader, stated, options):
     """Find the denoiser's reading with the lowest loss: from the stated one, change one field at a time where that is
     surely better."""
-    best = dataclasses.replace(stated, causal=False, mask_id=options["mask_id"][0])
+    best = sections.changed(stated, {"causal": False, "mask_id": options["mask_id"][0]})
     for field in 4 * [*options]:
         lowest = min(nearby(best, {field: options[field]}), key=reader.loss)
         if is_sure(reader.margin(lowest, best)):
@@ -156,7 +159,7 @@ def alternatives(reader, found, best, causal, options):
 
 def described(cfg):
     """Say how a ModelConfig reads a text."""
-    return ", ".join(f"{name}={getattr(cfg, name, None)}" for name in ("mask_id", "shift", "block_causal", "causal"))
+    return f"mask_id={cfg.mask_id}, shift={cfg.shift}, blocks.block={cfg.block}, causal={cfg.causal}"
 
 
 def explain(folder, open_as, dtype):
@@ -184,9 +187,9 @@ def verdict(reader, stated, masks):
     if not np.isfinite(reader.losses(stated)).all():
         print("verdict: WRONG: the model computes nan or inf as log-probs: fetch the files again, or train anew")
         return CONTRADICTED
-    blocks = dict.fromkeys((None, *BLOCKS, getattr(stated, "block_causal", None)))
-    options = {"mask_id": masks, "shift": (False, True), "block_causal": blocks}
-    causal = dataclasses.replace(stated, causal=True, shift=True, block_causal=None)
+    blocks = dict.fromkeys((None, *BLOCKS, stated.block))
+    options = {"mask_id": masks, "shift": (False, True), "blocks.block": blocks}
+    causal = sections.changed(stated, {"blocks": False, "causal": True, "shift": True})
     best = best_denoiser(reader, stated, options)
     found = choose(reader, stated, best, causal)
     frequency = reader.by_frequency[reader.scored].mean()
@@ -203,7 +206,7 @@ def verdict(reader, stated, masks):
         n_open += not is_sure((mean, error))
     if found != stated:
         print(f"verdict: WRONG: the weights are for {described(found)}. Change config.json, or name the family that "
-              "they are of with --open_as")  # fmt: skip
+              "they are of with --checkpoint.open_as")  # fmt: skip
         return CONTRADICTED
     if n_open:
         print(f"verdict: undecided: nothing contradicts the folder, but {n_open} of these are too close to say")

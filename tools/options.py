@@ -35,7 +35,8 @@ def read_variants():
         if re.search(r"^sample\.\w+\[", text, re.M):
             kinds = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == "Keys"]
             calls = [(f.target.id, f.value.args) for kind in kinds for f in kind.body if isinstance(f, ast.AnnAssign)]
-            found += [Field(name, *map(ast.literal_eval, args[:2])) for name, args in calls]
+            file = os.path.basename(path)[:-3]
+            found += [Field(f"{file}.{name}", *map(ast.literal_eval, args[:2])) for name, args in calls]
     return found
 
 
@@ -44,7 +45,7 @@ with open(os.path.join(ROOT, "sample.py")) as file:
     TEXT = file.read()
 SOURCE, PLAN = ast.parse(TEXT), read_plan(TEXT) + read_variants()
 # TRAINED {config key: field of Plan}: settings taken from the config of the run. Those of its rollouts are not.
-OF_ROLLOUTS = "temperature", "early_end", "top_k", "top_p", "repetition_penalty"
+OF_ROLLOUTS = "temperature", "early_end", "top_k", "top_p", "repetition_penalty.penalty"
 TRAINED = {"diffusion_steps": "steps"} | {f.name: f.name for f in PLAN if f.name not in OF_ROLLOUTS}
 HOLES = {  # the parts of a text that are read as masks, as regular expressions
     "mask": r"<\|mask\|>",
@@ -99,15 +100,15 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=path, help="write the rows with their completions to this .jsonl file, which rewards.py scores")
     add("--export", type=path, metavar="FOLDER", help=export)
     add("--explain", action="store_true", help="only say how the folder is read and what that costs, and test it")
-    add("--open_as", metavar="FAMILY", help="family of the model, if config.json says another, as in --open_as=Dream")
+    add("--checkpoint.open_as", metavar="FAMILY", help="family of the model, if config.json says another, as in --checkpoint.open_as=Dream")
     add("--dtype", choices=("float32", "bfloat16"), help="what weights are kept and multiplied in; default: as stored")
-    add("--base_bits", type=int, choices=(8, 4), help="matrices of the layers in 8 or 4 bits; default: as in training")
+    add("--quantized.bits", type=int, choices=(8, 4), help="matrices of the layers in 8 or 4 bits; default: as in training")
     add("--page", type=path, metavar="FILE", help="only write one HTML file in which the model runs in a browser")
     add("--as_published", action="store_true", help="sample as the authors of the model did for their numbers, where "
         "other flags do not say otherwise: see docs/checkpoints.md")  # fmt: skip
-    add("--chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
-    add("--system_prompt", help="how the template begins; default: as in training, or the template's own")
-    add("--instruction", help="text before a prompt, or around {prompt}; default: as in training, or none")
+    add("--texts.chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
+    add("--texts.system_prompt", help="how the template begins; default: as in training, or the template's own")
+    add("--texts.instruction", help="text before a prompt, or around {prompt}; default: as in training, or none")
     add("--seed", type=seed, default=0)
     add("--max_new_tokens", type=count, help="masks after a prompt without holes; default: as in training, or 128")
     add("--batch_size", type=count, default=32)

@@ -12,7 +12,6 @@ if __name__ == "__main__":
 
 
 import base64
-import dataclasses
 import os
 import re
 import sys
@@ -27,7 +26,7 @@ import model
 from data import bpe, texts
 from loop import report, same_run
 from sample import Plan
-from system import files
+from system import files, sections
 from variants import entropy, factor
 
 LARGEST = 5_000_000  # parameters
@@ -35,10 +34,11 @@ HELD_OUT = 100  # rows
 # What page.js knows; a test compares both with sample.py.
 ORDERS = "confidence", "margin", "entropy", "left", "random", "sampled"
 RULES = "quota", "dream", "threshold", "factor", "entropy", "static", "dynamic"
-PLAN = set("order rule steps block_len early_end threshold factor budget temperature".split())
-PLAN |= {"cache", "use"}  # which the page does without
-SWITCHES = set("vocab_size n_layer n_head n_kv_head d_model d_head d_ff causal block_causal shift".split())
-SWITCHES |= set("qkv_bias qk_norm tie_embeddings rope_theta rope_scaling norm_eps mask_id eos_id pad_id bos_id".split())
+PLAN = set("order rule steps block_len early_end threshold factor.limit entropy.budget temperature".split())
+PLAN |= {"cache"}  # which the page does without
+SWITCHES = set("vocab_size n_layer n_head n_kv_head d_model d_head d_ff causal shift".split())
+SWITCHES |= set("qkv_bias qk_norm tie_embeddings rope_theta norm_eps mask_id eos_id pad_id bos_id".split())
+SWITCHES |= {"mask", "read", "rotary", "blocks.block", "rope.scaling"}
 SWITCHES |= {"dtype", "remat", "max_positions"}  # which change no result but by rounding
 EXACT = "exact", "sudoku", "sudoku_all"  # rewards that only the answer of a row satisfies
 
@@ -68,7 +68,7 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
         **pack_tokens(first),
         **pack_rows(loaded[-1], rows),
         "plan": flat(setting.plan),
-        "block": max(getattr(one.cfg, "block_causal", 1) for one in loaded),
+        "block": max(one.cfg.block or 1 for one in loaded),
         "orders": ORDERS,
         "rules": RULES,
         "n_new": setting.n_new,
@@ -93,37 +93,36 @@ def check_model(one):
         )
     if model.width(one.params):
         raise ValueError(f"{folder} is a judge, which rates texts and fills nothing")
-    of_variants = {name: value for section in cfg.use for name, value in vars(section).items() if name not in SWITCHES}
-    for name, value in (of_variants | differing(cfg, SWITCHES | {"use"})).items():
+    for name, value in differing(cfg, SWITCHES).items():
         raise ValueError(f"{folder} has {name}={value}, which the page's network lacks")
-    if hasattr(cfg, "block_causal") and cfg.shift:
-        raise ValueError(f"{folder} has block_causal={cfg.block_causal} and shift=True, which the page cannot sample")
+    if cfg.block and cfg.shift:
+        raise ValueError(f"{folder} has blocks.block={cfg.block} and shift=True, which the page cannot sample")
     if cfg.mask_id is None:
         raise ValueError(f"{folder} has no mask token, so nothing can be masked")
     if data.Tokenizer.from_ranks(one.tok.vocab) != one.tok:
         raise ValueError(f"{folder} has a tokenizer from elsewhere: the page reads bytes and the BPE trained here")
-    for name in ("chat_template", "instruction"):
+    for name in ("texts.chat_template", "texts.instruction"):
         if one.trained.get(name):
             raise ValueError(f"{folder} was trained with {name}={one.trained[name]!r}, which the page cannot write")
 
 
 def flat(plan):
     """List the settings of a plan and of the rules that one may choose in the page {name: value}."""
-    parts = plan, factor.Keys.of(plan), entropy.Keys.of(plan)
-    return {name: value for part in parts for name, value in vars(part).items() if name != "use"}
+    of_rules = {"factor": factor.Keys.of(plan).limit, "budget": entropy.Keys.of(plan).budget}
+    return {name: value for name, value in vars(plan).items() if name != "use"} | of_rules
 
 
 def differing(values, known):
-    """Collect the fields of a dataclass that are not in `known` and differ from their defaults -> {name: value}."""
-    values = {field.name: (getattr(values, field.name), field.default) for field in dataclasses.fields(values)}
-    return {name: value for name, (value, default) in values.items() if name not in known and value != default}
+    """Collect the fields of settings, and keys of what they use, that are not in `known` and not what plain settings
+    have -> {name: value}."""
+    plain, there = sections.flat(type(values)()), sections.flat(values)
+    return {name: value for name, value in there.items() if name not in known and value != plain.get(name)}
 
 
 def check_plan(plan):
     """Raise an error that says which setting the page's sampler lacks."""
-    wrong = [(part, name, value) for part in (plan, *plan.use) for name, value in differing(part, PLAN).items()]
-    for part, name, value in wrong:
-        default = part.__dataclass_fields__[name].default
+    for name, value in differing(plan, PLAN).items():
+        default = sections.flat(Plan()).get(name, sections.default_of(name))
         raise ValueError(f"{name}={value}: the page has no such setting, give --{name}={default}")
     for name, value, known in (("order", plan.order, ORDERS), ("rule", plan.rule, RULES)):
         if value not in known:
@@ -149,11 +148,12 @@ def pack_model(one):
     flat = np.concatenate([array.ravel() for _, array in tensors])
     if not (np.abs(flat) <= np.finfo(np.float16).max).all():
         raise ValueError(f"{one.folder} has weights that float16 cannot hold: not finite, or above 65,504")
-    shape = {name: value for part in (cfg, *cfg.use) for name, value in vars(part).items() if name != "use"}
+    shape = {name: value for name, value in vars(cfg).items() if name != "use"} | {"block": cfg.block}
     shape |= {"kv_heads": cfg.kv_heads, "head_dim": cfg.head_dim, "ff": cfg.ff}
     from variants import causal, rope  # a page has all kinds of models
 
-    frequencies = rope.frequencies(cfg.rope_theta, cfg.head_dim, getattr(cfg, "rope_scaling", None))
+    stretched = sections.find(cfg, "rope")
+    frequencies = rope.frequencies(cfg.rope_theta, cfg.head_dim, stretched and stretched.scaling)
     return {
         "config": shape | {"start_id": causal.start_id(cfg)},
         "frequencies": np.asarray(frequencies, float).tolist(),

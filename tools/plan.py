@@ -29,7 +29,7 @@ import sample
 from checkpoints import checkpoint, huggingface
 from config import Config
 from loop import cost, fit, memory, setup, start
-from system import placement, sections, terminal
+from system import placement, terminal
 
 
 class Device(NamedTuple):
@@ -126,7 +126,9 @@ def abstract_run(cfg):
     if cfg.objective == "grpo":
         loss = functools.partial(rl.policy_loss, cfg=cfg)
     if cfg.objective == "judge":
-        loss = functools.partial(sections.file_of("judge").loss, cfg=cfg.model)
+        from variants import judge  # other runs have none
+
+        loss = functools.partial(judge.loss, cfg=cfg.model)
 
     def make(key):
         params = model.init(key, cfg.model, width)
@@ -186,7 +188,7 @@ def abstract_minibatches(cfg, state):
     M, key = config.n_update(cfg), jax.random.key(0)
     number, amount, truth = (jax.ShapeDtypeStruct((M,), dtype) for dtype in ("int32", "float32", bool))
     rollout = rl.Rollout(**abstract_text(cfg, M, **dtypes), passes=number)
-    extra = {name: truth for name, term in config.used(rl.TERMS, cfg).items() if term.of_completions}
+    extra = {name: truth for name, term in rl.terms(cfg).items() if term.of_completions}
     chosen = rl.Chosen(rollout, amount, number, extra)
     return jax.eval_shape(functools.partial(rl.minibatches, cfg=cfg), state, (key, key), chosen)
 

@@ -74,7 +74,7 @@ def plan_of(folder: str, open_as: str | None = None) -> Published:
 def fill_in(options: Any, given: dict[str, Any], folder: str) -> dict[str, Any]:
     """Add to `given`, fields of sample.Plan, and to the options of sample.py what the authors of a folder set -> fields
     of Plan."""
-    found = plan_of(folder, options.open_as)
+    found = plan_of(folder, vars(options)["checkpoint.open_as"])
     options.max_new_tokens = options.max_new_tokens or found.max_new_tokens
     plan = found.plan | given
     flags = " ".join(f"--{name}={value}" for name, value in {**plan, "max_new_tokens": options.max_new_tokens}.items())

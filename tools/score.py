@@ -42,7 +42,7 @@ def score_file(options):
     if options.out and os.path.exists(options.out):
         raise ValueError(f"--out={options.out} is there already, and nothing is overwritten: name a new file")
     os.makedirs(os.path.dirname(options.out or "") or ".", exist_ok=True)
-    programs.sandbox(timeout=options.reward_timeout, unsafe=tuple(filter(None, options.sandbox_unsafe.split(","))))
+    programs.sandbox(timeout=options.timeout, unsafe=tuple(filter(None, options.unsafe.split(","))))
     weights = options.reward_weights and config.parse("reward_weights", options.reward_weights, tuple[float, ...])
     fns, path = rewards.resolve(options.rewards), data.find(options.data)
     rows = completed(data.read_rows(path) if path.is_file() else data.load(path, "train") + data.load(path, "val"))
@@ -75,8 +75,8 @@ def parser():
     add("data", help='rows {"prompt", "completion", ...} (.jsonl or .json), samples.jsonl of a run, or a data set')
     add("--rewards", required=True, help="names or file.py:function, separated by commas; NAME(key=value) sets a key")
     add("--reward_weights", help="one number per reward, separated by commas (default: 1)")
-    add("--reward_timeout", type=float, default=5.0, help="CPU seconds per completion (default: 5)")
-    add("--sandbox_unsafe", default="", help="what need not be contained on this machine, such as read,memory")
+    add("--timeout", type=float, default=5.0, help="CPU seconds per completion (default: 5)")
+    add("--unsafe", default="", help="what need not be contained on this machine, such as read,memory")
     add("--out", help="write the rows with their rewards to this .jsonl file")
     add("--check", action="store_true", help="fail unless every completion, as a reference solution, scores 1.0")
     return p

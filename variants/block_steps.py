@@ -17,8 +17,8 @@ from variants.rules import static
 
 def check(cfg, plan):
     """Refuse parts of blocks that are not equally long."""
-    if cfg.block_causal % min(plan.block_len or cfg.block_causal, cfg.block_causal):
-        raise ValueError(f"block_len={plan.block_len}: expected a divisor of block_causal={cfg.block_causal}, whose "
+    if cfg.block % min(plan.block_len or cfg.block, cfg.block):
+        raise ValueError(f"block_len={plan.block_len}: expected a divisor of blocks.block={cfg.block}, whose "
                          "blocks are filled in parts of this length, or a larger number, which changes nothing")
 
 
@@ -37,7 +37,7 @@ def next_turn(s, stored, has_cache, cfg, plan, valid, L) -> Turn:
     stores it. In a shifted model, with or without a cache, the first token of each block but the first gets a pass of
     its own, because it is predicted from the finished block before it; with a cache this is the pass that stores."""
     B, T = s.z.shape
-    size = cfg.block_causal
+    size = cfg.block
     text = 0 if valid is None else jnp.argmax(valid, 1)  # where each row's text begins
     first = jnp.argmax(s.z == cfg.mask_id, 1)
     at = first - text
@@ -63,7 +63,7 @@ def block_pass(params, z, turn, cfg, plan, valid, cache):
     first token, which it reads from the column before, is filled."""
     w, stored = turn.window, turn.stored
     T, L = z.shape[1], w.column.shape[1]
-    full = min(cfg.block_causal, T)
+    full = min(cfg.block, T)
     start = w.column[:, 0]
     in_parts = plan.cache == "dual" and L < full
     first_token = model.columns(z, (start, 1))[:, 0]
@@ -107,7 +107,7 @@ def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
     """Fill the masks of z (B, T), a block after the other. Of every `group` rows, which have one prompt, the first step
     computes one."""
     B, T = z.shape
-    L = min(plan.block_len or T, cfg.block_causal, T)
+    L = min(plan.block_len or T, cfg.block, T)
     rule = static if plan.rule == "quota" else sample.RULES[plan.rule]  # their own way of equal shares
     behind = functools.partial(behind_the_end, valid=valid)
 
@@ -126,7 +126,7 @@ def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
         s = sample.write(s, w, *chosen)
         if plan.early_end:
             s = sample.fill_rest(s, behind, cfg)
-        stored = jnp.where(turn.extra, turn.stored + cfg.block_causal, turn.stored)
+        stored = jnp.where(turn.extra, turn.stored + cfg.block, turn.stored)
         return s, stored, cache
 
     def unfinished(state):

@@ -7,7 +7,7 @@ who sees whom. The mask is that of a row with one copy; `attention_of_copies` ap
 
     [ clean text | noisy copy 1 | noisy copy 2 | ... ]    a copy's block sees itself, and the clean blocks before it
 
-Blocks begin where a text does: block n has the tokens n * block_causal and following, wherever padding has put them.
+Blocks begin where a text does: block n has the tokens n * block and following, wherever padding has put them.
 """
 import dataclasses
 import functools
@@ -25,19 +25,16 @@ from system.sections import Section
 class Shape(Section):
     """The field of a ModelConfig with blocks."""
 
-    block_causal: int | None = 4  # length of a block: tokens see their own and all earlier ones (SDAR)
+    block: int = 4  # length of a block: tokens see their own and all earlier ones (SDAR)
+    brings = {"mask": "blocks"}
 
     def between_keys(self, c):
-        length = self.block_causal
-        yield length is None or length < 1, f"block_causal={length} must be at least 1"
-        yield c.causal, (
-            f"causal=True and block_causal={length}: set only one of them (block_causal=1 is another model: it "
-            "predicts token i from a mask in place i)")
+        yield self.block < 1, f"blocks.block={self.block} must be at least 1"
 
 
 def number(valid, T, cfg):
     """Number the block that each token is in, from 0: valid (B, T) or None -> (B or 1, T)."""
-    return model.positions_of(valid, T) // cfg.block_causal
+    return model.positions_of(valid, T) // cfg.block
 
 
 def first_of_block(valid, T, cfg):
@@ -46,7 +43,7 @@ def first_of_block(valid, T, cfg):
     if not cfg.shift:
         return False
     at = model.positions_of(valid, T)
-    return (at > 0) & (at % cfg.block_causal == 0)
+    return (at > 0) & (at % cfg.block == 0)
 
 
 def see_blocks(i, j, z, valid, cfg, part):
@@ -71,7 +68,7 @@ def mask_blocks(key, x, maskable, valid, cfg):
     t_key, mask_key = jax.random.split(key)
     B, T = x.shape
     block = jnp.broadcast_to(number(valid, T, cfg), x.shape)
-    blocks_per_row = -(-T // cfg.block_causal)
+    blocks_per_row = -(-T // cfg.block)
     n = within(block, maskable[:, None])
     place = jnp.arange(B)[:, None] * blocks_per_row + block
     u = diffusion.strata(t_key, B * blocks_per_row)[place]
@@ -161,7 +158,7 @@ def hidden(params, clean, noisy, cfg, valid=None, start=0):
         noisy = noisy.reshape(B * n, 1, T)
         h = hidden(params, clean, noisy, cfg, valid, start)
         return h.reshape(B, n, T - start, -1)
-    first = max(start - cfg.shift - cfg.block_causal + 1, 0)
+    first = max(start - cfg.shift - cfg.block + 1, 0)
     C = T - first
     copies = noisy[:, :, first:].reshape(B, n * C)
     tokens = jnp.concatenate([clean, copies], 1)

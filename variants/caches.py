@@ -86,7 +86,7 @@ def forward(params, tokens, cfg, positions, mask, cache, write, part=None):
     states (B, S, D), and the cache with their keys and values. mask: from model.attention_mask, over the T columns of
     the cache."""
     params = model.prepared(params, cfg)
-    rotation = model.chosen(model.ROTARY, cfg, "plain")(positions, cfg)
+    rotation = model.ROTARY[cfg.rotary](positions, cfg)
 
     def layer(carry, inputs, part=None):
         x, cache = carry

@@ -14,7 +14,7 @@ import config
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
     difficulty: tuple[float, ...] = config.key((), "(lowest, highest): leave out rows of other difficulties")
-    curriculum: tuple[tuple[int, float], ...] = config.key((), "((step, highest difficulty from this step on), ...)")
+    schedule: tuple[tuple[int, float], ...] = config.key((), "((step, highest difficulty from this step on), ...)")
 
     def rows(self, rows, split, cfg):
         """Choose the rows whose difficulty is within the bounds, and those without one."""
@@ -23,18 +23,18 @@ class Keys(config.Section):
         low, high = self.difficulty
         rows = [row for row in rows if low <= row.get("difficulty", low) <= high]
         if not rows:
-            raise ValueError(f"{cfg.dataset}/{split}: no row has difficulty={self.difficulty}")
+            raise ValueError(f"{cfg.dataset}/{split}: no row has curriculum.difficulty={self.difficulty}")
         return rows
 
     def rows_of_steps(self, rows, cfg):
-        return curriculum(rows, self.curriculum)
+        return curriculum(rows, self.schedule)
 
     def between_keys(self, c):
         bounds = self.difficulty
         yield (bounds and (len(bounds) != 2 or bounds[0] > bounds[1]),
-               f"difficulty={bounds}: two numbers, the lowest and the highest, as in 1,3")  # fmt: skip
-        yield (self.curriculum and c.objective == "judge",
-               f"curriculum={self.curriculum}: objective='judge' takes its rows in any order")  # fmt: skip
+               f"curriculum.difficulty={bounds}: two numbers, the lowest and the highest, as in 1,3")  # fmt: skip
+        yield (self.schedule and c.objective == "judge",
+               f"curriculum.schedule={self.schedule}: objective='judge' takes its rows in any order")  # fmt: skip
 
 
 def curriculum(rows: Sequence[dict], schedule: Sequence[tuple[int, float]]) -> Callable[[int], np.ndarray]:

@@ -1,4 +1,4 @@
-"""EB-Sampler's rule:  --rule=entropy --budget=0.1. (The bonus for entropy in the loss is entropy_bonus.py.)"""
+"""EB-Sampler's rule:  --rule=entropy --entropy.budget=0.1. (The bonus for entropy in the loss is entropy_bonus.py.)"""
 import dataclasses
 
 import jax.numpy as jnp
@@ -14,11 +14,11 @@ class Keys(sections.Section):
 
 
 def entropy(b, plan):
-    """EB-Sampler: tokens in plan.order, as long as the sum of their entropies, less the largest, is within plan.budget;
+    """EB-Sampler: tokens in plan.order, as long as the sum of their entropies, less the largest, is within the budget;
     at least one."""
     not_later = b.rank[:, None] <= b.rank[..., None]  # (B, L, L)
     upto = jnp.where(not_later, b.entropy[:, None], 0)
-    within = upto.sum(-1) - upto.max(-1) <= plan.budget
+    within = upto.sum(-1) - upto.max(-1) <= Keys.of(plan).budget
     return within | (b.rank == 0)
 
 

@@ -1,5 +1,5 @@
 """
-The entropy bonus: the more evenly the policy spreads its probability, the smaller the loss:  --entropy_coef=0.01
+The entropy bonus: the more evenly the policy spreads its probability, the smaller the loss:  --entropy_bonus.coef=0.01
 """
 import dataclasses
 
@@ -9,17 +9,18 @@ import rl
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    entropy_coef: float = config.key(0.01, "weight of the entropy bonus", config.NON_NEGATIVE)
+    coef: float = config.key(0.01, "weight of the entropy bonus", config.NON_NEGATIVE)
 
     def between_keys(self, c):
-        said = f"entropy_coef={self.entropy_coef} changes nothing with objective={c.objective!r}: leave it out"
-        yield c.objective != "grpo" and self.entropy_coef > 0, said
+        said = f"entropy_bonus.coef={self.coef} changes nothing with objective={c.objective!r}: leave it out"
+        yield c.objective != "grpo" and self.coef > 0, said
+
+    @property
+    def term(self):
+        # The gradient of the entropy needs memory: seven arrays of logits.
+        return rl.Term(loss, of_entropy=True)
 
 
 def loss(logp, entropy, extra, batch, cfg):
-    """Compute -entropy_coef * the mean entropy of the tokens that were predicted -> scalar, metrics."""
-    return -cfg.entropy_coef * batch.mean(entropy), {}
-
-
-# The gradient of the entropy needs memory: seven arrays of logits.
-rl.TERMS["entropy_bonus"] = rl.Term(loss, of_entropy=True)
+    """Compute -coef * the mean entropy of the tokens that were predicted -> scalar, metrics."""
+    return -Keys.of(cfg).coef * batch.mean(entropy), {}

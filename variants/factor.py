@@ -1,4 +1,4 @@
-"""Fast-dLLM's other rule:  --rule=factor --factor=1"""
+"""Fast-dLLM's other rule:  --rule=factor --factor.limit=1"""
 import dataclasses
 
 import jax.numpy as jnp
@@ -9,14 +9,14 @@ from system import sections, settings
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
-    factor: float = sections.key(1.0, "rule=factor: fill n masks if the last is at least 1 - factor / (n + 1) probable",
-                                 sections.NON_NEGATIVE)  # fmt: skip
+    limit: float = sections.key(1.0, "rule=factor: fill n masks if the last is at least 1 - limit / (n + 1) probable",
+                                sections.NON_NEGATIVE)  # fmt: skip
 
 
 def factor(b, plan):
-    """Fast-dLLM's other rule: tokens in plan.order, up to the first for which (n + 1) (1 - p) > plan.factor, p being
+    """Fast-dLLM's other rule: tokens in plan.order, up to the first for which (n + 1) (1 - p) > limit, p being
     the probability of the n-th; at least one. (Its released loop fills the last mask even where that fails.)"""
-    too_unsure = (b.rank + 2) * (1 - b.confidence) > plan.factor
+    too_unsure = (b.rank + 2) * (1 - b.confidence) > Keys.of(plan).limit
     fails = b.masked & (b.rank > 0) & too_unsure
     failing = jnp.where(fails, b.rank, b.masked.shape[1])
     return (b.rank < failing.min(1, keepdims=True))

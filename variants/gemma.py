@@ -16,15 +16,16 @@ from system.sections import Section
 class Shape(Section):
     """The fields of a ModelConfig that only Gemma has."""
 
-    gemma: bool = True  # norms also after attention and mlp, gains of 1 + w, GELU, embeddings times sqrt(D)
     window: int | None = None  # blocks 0, 2, 4, ... see only tokens less than this far away
     query_scale: int | None = None  # queries are divided by the square root of this; None: of d_head
     attn_cap: float | None = None  # attention scores s become cap * tanh(s / cap)
     logit_cap: float | None = None  # logits l become cap * tanh(l / cap)
 
+    brings = {"mlp": "gemma", "network": "gemma"}
+
     def between_keys(self, c):
         window = self.window
-        yield window is not None and window < 1, f"window={window} must be at least 1"
+        yield window is not None and window < 1, f"gemma.window={window} must be at least 1"
 
 
 def shapes(cfg):
@@ -43,16 +44,17 @@ def mlp(h, w, cfg):
 
 def scores(mask, distance, cfg):
     """Let every second layer see only the tokens within the window, and cap scores, see model.Network."""
-    scale = (cfg.query_scale or cfg.head_dim) ** -0.5
+    own = Shape.of(cfg)
+    scale = (own.query_scale or cfg.head_dim) ** -0.5
     far = near = mask
-    if cfg.window is not None:
-        near = jnp.abs(distance) < cfg.window
+    if own.window is not None:
+        near = jnp.abs(distance) < own.window
         far = jnp.ones_like(near) if mask is None else mask
         near = near & far
 
     def of_layer(i):
         seen = far if near is far else jnp.where(i % 2 == 0, near, far)
-        return model.Scores(seen, scale, cfg.attn_cap)
+        return model.Scores(seen, scale, own.attn_cap)
 
     return of_layer
 
@@ -64,7 +66,7 @@ def embedded(x, cfg):
 
 def logits(x, cfg):
     """Cap logits (..., V)."""
-    return kernels.soft_cap(x, cfg.logit_cap)
+    return kernels.soft_cap(x, Shape.of(cfg).logit_cap)
 
 
 settings.add(model.MLPS, gemma=model.Mlp(shapes, mlp, model.one_stack))

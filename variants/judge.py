@@ -29,8 +29,8 @@ from system import settings, sharding
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    judge_rows: int = config.key(8192, "train rows to make pairs from", config.POSITIVE_INT)
-    judge_temperatures: tuple[float, ...] = config.key((0.5, 1.0, 1.5), "temperatures of the worse text of a pair")
+    n_rows: int = config.key(8192, "train rows to make pairs from", config.POSITIVE_INT)
+    temperatures: tuple[float, ...] = config.key((0.5, 1.0, 1.5), "temperatures of the worse text of a pair")
 
 
 # ---- pairs of texts --------------------------------------------------------------------------------------------------
@@ -208,14 +208,14 @@ def calibration_error(better: np.ndarray, worse: np.ndarray, bins: int = 10) -> 
 def refill_rows(rows, seed, generator, cfg, tok):
     """Mask 20 to 100% of the tokens of each completion and let a generator fill them -> texts, kinds, one per row.
 
-    All windows of a document are filled, batches in turn at each of judge_temperatures. A kind is "filled at 0.7", or
+    All windows of a document are filled, batches in turn at each of the temperatures. A kind is "filled at 0.7", or
     "" if the row does not fit.
     """
     rng = np.random.default_rng(seed)
     template = texts.template_of(cfg, tok)  # the generator's; a judge reads prompts as they are
     arrays, row_of, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
     maskable = arrays.maskable & (arrays.tokens != tok.eos_id)
-    n, temperatures = len(maskable), cfg.judge_temperatures
+    n, temperatures = len(maskable), Keys.of(cfg).temperatures
     u = rng.random(maskable.shape)
     arrays = arrays._replace(maskable=maskable & (u < rng.uniform(0.2, 1.0, (n, 1))))
     size = min(cfg.eval_size, -(-n // len(temperatures)))  # every temperature has its turn
@@ -253,7 +253,7 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
     generator = find_generator(cfg, start)
     refill = functools.partial(refill_rows, generator=generator, cfg=cfg, tok=tok) if generator else None
     max_len = cfg.max_prompt_len + cfg.max_new_tokens + 1
-    train_rows = texts.split_rows(cfg, "train")[: cfg.judge_rows]
+    train_rows = texts.split_rows(cfg, "train")[: Keys.of(cfg).n_rows]
     val_rows = texts.split_rows(cfg, "val")[: cfg.eval_size]
     train_pairs, val_pairs = make_pairs(train_rows, cfg.seed, refill), make_pairs(val_rows, cfg.seed + 1, refill)
     for split, pairs in (("train", train_pairs), ("val", val_pairs)):

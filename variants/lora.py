@@ -1,7 +1,7 @@
 """
 LoRA (2106.09685): train two small matrices beside a frozen matrix W (I, O): W + alpha / r * A (I, r) B (r, O):
 
-    python train.py config/x.py --lora_rank=16
+    python train.py config/x.py --lora.rank=16
 
 The reference of a KL is the base. `model.linear` adds A and B where a layer has them.
 """
@@ -21,42 +21,38 @@ TARGETS = "q", "k", "v", "o", "gate", "up", "down"
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    lora_rank: int | None = config.key(16, "rank of the adapters; None: no LoRA, all parameters are trained",
-                                       config.POSITIVE_INT)  # fmt: skip
-    lora_alpha: float = config.key(16.0, "adapters are scaled by alpha / rank", config.POSITIVE)
-    lora_targets: tuple[str, ...] = config.key(TARGETS, "matrices that get adapters")
+    rank: int = config.key(16, "rank of the adapters", config.POSITIVE_INT)
+    alpha: float = config.key(16.0, "adapters are scaled by alpha / rank", config.POSITIVE)
+    targets: tuple[str, ...] = config.key(TARGETS, "matrices that get adapters")
 
     def split(self, params, key, cfg):
         """Split starting params into new adapters and the frozen base."""
-        new = adapters(key, cfg.model, self.lora_targets, self.lora_rank)
+        new = adapters(key, cfg.model, self.targets, self.rank)
         if model.width(params):  # the head of a judge is new
             new["head"] = params["head"]
         base = {name: x for name, x in params.items() if name == "blocks" or name not in new}
         return new, base
 
     def whole(self, params, base, cfg):
-        return adapted(base, params, self.lora_alpha)
+        return adapted(base, params, self.alpha)
 
     @property
     def freezes(self):
-        return self.lora_rank is not None
+        return True
 
     def between_keys(self, c):
-        targets = self.lora_targets
+        targets = self.targets
         yield (not targets or len({*targets}) < len(targets) or not {*targets} <= {*TARGETS},
-               f"lora_targets={targets}: expected one or more of {', '.join(TARGETS)}, each once")  # fmt: skip
-        if not self.lora_rank:
-            return
+               f"lora.targets={targets}: expected one or more of {', '.join(TARGETS)}, each once")  # fmt: skip
         yield (config.reshapes(c),
-               f"adapt=True changes all weights, and lora_rank={self.lora_rank} keeps those in init_from: make the "
+               f"adapt=True changes all weights, and lora.rank={self.rank} keeps those in init_from: make the "
                "denoiser first, then start from that")  # fmt: skip
         yield (not (c.init_from or c.resume or c.eval_only),
-               f"lora_rank={self.lora_rank} needs init_from: the folder of the base, or the config file that trains it")
-        mode = getattr(c, "ref_mode", "static")
-        offload = memory.Keys.of(c).ref_offload
-        yield (mode != "static" or offload or c.ref_from,
-               f"ref_mode={mode!r}, ref_offload={offload}, ref_from={c.ref_from!r}: with lora_rank the "
-               "reference is the base, which never changes and is always in use: 'static', False and None")  # fmt: skip
+               f"lora.rank={self.rank} needs init_from: the folder of the base, or the config file that trains it")
+        moves, offload = not config.reference_stays(c), memory.Keys.of(c).ref_offload
+        yield (moves or offload or c.ref_from,
+               f"moving_reference={moves}, memory.ref_offload={offload}, ref_from={c.ref_from!r}: with lora.rank the "
+               "reference is the base, which never changes and is always in use: False, False and None")  # fmt: skip
 
 
 def is_b(name):

@@ -1,4 +1,4 @@
-"""d1 also masks tokens of the prompt, at random:  --logp_est=one_step --p_mask_prompt=0.15"""
+"""d1 also masks tokens of the prompt, at random:  --logp_est=one_step --masked_prompt.share=0.15"""
 import dataclasses
 
 import jax
@@ -8,18 +8,18 @@ import config
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    p_mask_prompt: float = config.key(0.0, "one_step: probability that a prompt token is masked", config.FRACTION)
+    share: float = config.key(0.15, "one_step: probability that a prompt token is masked", config.FRACTION)
 
     def between_keys(self, c):
         is_read = c.objective == "grpo" and c.logp_est == "one_step" or c.objective == "pretrain"
-        yield (self.p_mask_prompt and not is_read,
-               f"p_mask_prompt={self.p_mask_prompt} changes nothing here, it is for objective='grpo' with "
-               "logp_est='one_step'; leave it out or set p_mask_prompt=0.0")  # fmt: skip
+        yield (self.share and not is_read,
+               f"masked_prompt.share={self.share} changes nothing here, it is for objective='grpo' with "
+               "logp_est='one_step'; leave it out")  # fmt: skip
 
     def views(self, key, views, rollout, cfg):
-        """Mask each token of the prompts with probability p_mask_prompt in views of completions."""
-        if not self.p_mask_prompt:
+        """Mask each token of the prompts with probability `share` in views of completions."""
+        if not self.share:
             return views
         prompt = ~rollout.completion & (True if rollout.valid is None else rollout.valid)
         draws = jax.random.uniform(key, prompt.shape)
-        return views._replace(masked=views.masked | prompt & (draws < self.p_mask_prompt))
+        return views._replace(masked=views.masked | prompt & (draws < self.share))

@@ -33,32 +33,34 @@ class Shape(Section):
     groups_per_token: int = 1  # a token's experts come from this many groups, those with the highest sum of two best
     n_shared: int = 0  # experts that every token goes through as well
     first_dense: int = 0  # how many of the first layers have one mlp of width d_ff instead of experts
+    brings = {"mlp": "moe"}
 
     def between_keys(self, c):
         for name in ("n_experts", "d_expert", "experts_per_token", "expert_groups", "groups_per_token"):
-            yield getattr(self, name) < 1, f"{name}={getattr(self, name)} must be at least 1"
+            yield getattr(self, name) < 1, f"moe.{name}={getattr(self, name)} must be at least 1"
         E, groups, taken = self.n_experts, self.expert_groups, self.groups_per_token
-        yield self.routing not in ROUTINGS, f"routing={self.routing!r}: one of {', '.join(ROUTINGS)}"
-        yield self.n_shared < 0, f"n_shared={self.n_shared} must be at least 0"
+        yield self.routing not in ROUTINGS, f"moe.routing={self.routing!r}: one of {', '.join(ROUTINGS)}"
+        yield self.n_shared < 0, f"moe.n_shared={self.n_shared} must be at least 0"
         yield not 0 <= self.first_dense < c.n_layer, (
-            f"first_dense={self.first_dense}: expected 0 to {c.n_layer - 1}, for n_layer={c.n_layer}")
-        yield E % groups, f"n_experts={E} must be divisible by expert_groups={groups}"
-        yield groups > 1 and E < 2 * groups, f"expert_groups={groups}: each needs two experts, n_experts={E}"
-        yield taken > groups, f"groups_per_token={taken}: expected 1 to expert_groups={groups}"
+            f"moe.first_dense={self.first_dense}: expected 0 to {c.n_layer - 1}, for n_layer={c.n_layer}")
+        yield E % groups, f"moe.n_experts={E} must be divisible by moe.expert_groups={groups}"
+        yield groups > 1 and E < 2 * groups, f"moe.expert_groups={groups}: each needs two experts, moe.n_experts={E}"
+        yield taken > groups, f"moe.groups_per_token={taken}: expected 1 to moe.expert_groups={groups}"
         reach = E // groups * taken
         yield self.experts_per_token > reach, (
-            f"experts_per_token={self.experts_per_token}: expected 1 to {reach}, the experts in reach")
+            f"moe.experts_per_token={self.experts_per_token}: expected 1 to {reach}, the experts in reach")
 
 
 def shapes(cfg) -> dict:
     """List the leaves that stand in place of the mlp of each layer as {name: shape}."""
-    D, E, dense = cfg.d_model, cfg.n_experts, cfg.first_dense
+    own = Shape.of(cfg)
+    D, E, dense = cfg.d_model, own.n_experts, own.first_dense
     L = cfg.n_layer - dense
-    found = {"router": (L, D, E)} | mlp_shapes("expert", (L, E), D, cfg.d_expert)
-    if cfg.routing == "sigmoid":
+    found = {"router": (L, D, E)} | mlp_shapes("expert", (L, E), D, own.d_expert)
+    if own.routing == "sigmoid":
         found["router_bias"] = L, E
-    if cfg.n_shared:
-        found |= mlp_shapes("shared", (L,), D, cfg.n_shared * cfg.d_expert)
+    if own.n_shared:
+        found |= mlp_shapes("shared", (L,), D, own.n_shared * own.d_expert)
     if dense:
         found |= mlp_shapes("dense", (dense,), D, cfg.ff)
     return found
@@ -72,7 +74,7 @@ def mlp_shapes(kind, axes, D, F):
 def stacks(weights, cfg):
     """Cut the stacked leaves of all layers in two: those of the first layers, which have no experts, and the others ->
     [(leaves, the numbers of their layers), ...]."""
-    n = cfg.first_dense
+    n = Shape.of(cfg).first_dense
     dense, others = {}, {}
     for name, w in weights.items():
         if name.startswith("dense_"):
@@ -96,7 +98,7 @@ def mixture(h, w, cfg):
     matrices = (w[f"expert_{name}"] for name in ("gate", "up", "down"))
     out = placement.split_inside(weighted_sum, (h.astype(cfg.dtype), expert, weight), *matrices)
     out = out.astype(h.dtype)
-    if cfg.n_shared:
+    if Shape.of(cfg).n_shared:
         inner = jax.nn.silu(kernels.matmul(h, w["shared_gate"])) * kernels.matmul(h, w["shared_up"])
         out += kernels.matmul(inner, w["shared_down"])
     return out
@@ -106,22 +108,23 @@ def route(h, w, cfg):
     """Pick the experts of each token: h (B, S, D) -> their numbers and weights (B, S, experts_per_token).
 
     In float32, also if the model computes in 16 bits: a rounded score can pick another expert."""
+    own = Shape.of(cfg)
     logits = jnp.matmul(h.astype(jnp.float32), w["router"].astype(jnp.float32), precision="highest")
-    scores = jax.nn.softmax(logits) if cfg.routing == "softmax" else jax.nn.sigmoid(logits)  # (B, S, E)
+    scores = jax.nn.softmax(logits) if own.routing == "softmax" else jax.nn.sigmoid(logits)  # (B, S, E)
     rank = jax.lax.stop_gradient(scores)
     if "router_bias" in w:
         rank += w["router_bias"]
-    if cfg.expert_groups > 1:
-        by_group = rank.reshape(*rank.shape[:-1], cfg.expert_groups, -1)
+    if own.expert_groups > 1:
+        by_group = rank.reshape(*rank.shape[:-1], own.expert_groups, -1)
         best_two = jax.lax.top_k(by_group, 2)[0].sum(-1)
-        _, groups = jax.lax.top_k(best_two, cfg.groups_per_token)
-        in_reach = (groups[..., None] == jnp.arange(cfg.expert_groups)).any(-2)
+        _, groups = jax.lax.top_k(best_two, own.groups_per_token)
+        in_reach = (groups[..., None] == jnp.arange(own.expert_groups)).any(-2)
         rank = jnp.where(in_reach[..., None], by_group, -jnp.inf).reshape(rank.shape)
-    _, expert = jax.lax.top_k(rank, cfg.experts_per_token)
+    _, expert = jax.lax.top_k(rank, own.experts_per_token)
     weight = jnp.take_along_axis(scores, expert, -1)
-    if cfg.norm_routing:
+    if own.norm_routing:
         weight /= weight.sum(-1, keepdims=True) + 1e-20
-    return expert, weight * cfg.routing_scale
+    return expert, weight * own.routing_scale
 
 
 def weighted_sum(h, expert, weight, gate, up, down):

@@ -1,5 +1,5 @@
 """
-The negative log-likelihood of right completions, added to the loss (LightningRL, weight 0.1):  --nll_coef=0.1
+The negative log-likelihood of right completions, added to the loss (LightningRL, weight 0.1):  --nll.coef=0.1
 
 A completion is right if its first reward reaches pass_at; without pass_at, if its advantage is above 0. Only right
 completions that learn (keep_completions) are in the loss, with the log-probs of the run's estimator.
@@ -16,11 +16,15 @@ import rl
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    nll_coef: float = config.key(0.1, "weight of the negative log-likelihood of right completions", config.NON_NEGATIVE)
+    coef: float = config.key(0.1, "weight of the negative log-likelihood of right completions", config.NON_NEGATIVE)
 
     def between_keys(self, c):
-        yield (c.objective != "grpo" and self.nll_coef > 0,
-               f"nll_coef={self.nll_coef} changes nothing with objective={c.objective!r}: leave it out")  # fmt: skip
+        yield (c.objective != "grpo" and self.coef > 0,
+               f"nll.coef={self.coef} changes nothing with objective={c.objective!r}: leave it out")  # fmt: skip
+
+    @property
+    def term(self):
+        return rl.Term(loss, rewards.right, weights)
 
 
 def weights(right, b, cfg):
@@ -31,9 +35,6 @@ def weights(right, b, cfg):
 
 
 def loss(logp, entropy, weight, batch, cfg):
-    """Compute nll_coef * the negative log-likelihood of the right completions, per token -> scalar, metrics."""
+    """Compute coef * the negative log-likelihood of the right completions, per token -> scalar, metrics."""
     nll = -jnp.sum(weight * batch.share * logp)
-    return cfg.nll_coef * nll, {"nll_loss": nll}
-
-
-rl.TERMS["nll"] = rl.Term(loss, rewards.right, weights)
+    return Keys.of(cfg).coef * nll, {"nll_loss": nll}

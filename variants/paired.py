@@ -10,23 +10,19 @@ import diffusion
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    paired: bool = config.key(True, "half as many rows, each with two complementary masks: less variance at the same "
-                              "cost")  # fmt: skip
+    """There are none: --paired=True is all."""
 
     @property
     def copies(self):
-        return 1 + self.paired
+        return 2
 
     def noise(self, draw, cfg):
-        return noise if self.paired else draw
+        return noise
 
     def fits(self, c, shape, where):
-        yield (self.paired and shape.causal, f"paired={self.paired}: a causal model reads from left to right and needs "
-               "paired=False")  # fmt: skip
+        yield shape.causal, "paired=True: a causal model reads from left to right and needs paired=False"
 
     def between_keys(self, c):
-        if not self.paired:
-            return
         yield c.objective != "pretrain", f"paired=True changes nothing with objective={c.objective!r}: leave it out"
         parts = c.gradient_accumulation_steps
         yield c.batch_size % 2, f"paired=True uses every row twice: batch_size={c.batch_size} must be even"

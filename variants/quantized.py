@@ -1,8 +1,8 @@
 """
 A frozen base in 8 or 4 bits, with LoRA beside it (QLoRA, 2305.14314):
 
-    python train.py config/llada_gsm8k_grpo.py --base_bits=4
-    python sample.py FOLDER --base_bits=8 --prompt=...
+    python train.py config/llada_gsm8k_grpo.py --quantized.bits=4
+    python sample.py FOLDER --quantized.bits=8 --prompt=...
 
 The matrices of the layers become codes while their folder is read, one matrix after the other. Each product makes
 numbers of them again (`kernels.matmul`), also in the backward pass. Embeddings, head, norms and biases stay numbers.
@@ -181,8 +181,8 @@ def merged(params: dict, dtype: str) -> dict:
 def check_shape(name, shape):
     """Raise a ValueError if the matrices of this name cannot be stored in 4 bits."""
     if shape[1] % BLOCK:
-        raise ValueError(f"base_bits=4: {name} has {shape[1]} inputs, and {BLOCK} of them share a scale: take "
-                         "base_bits=8")  # fmt: skip
+        raise ValueError(f"quantized.bits=4: {name} has {shape[1]} inputs, and {BLOCK} of them share a scale: take "
+                         "quantized.bits=8")  # fmt: skip
 
 
 def packing(bits) -> Callable | None:
@@ -206,23 +206,20 @@ def packing(bits) -> Callable | None:
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    base_bits: int | None = config.key(4, "bits of the frozen matrices beside LoRA, 8 or 4; None: those of dtype",
-                                       choices=(None, 8, 4))  # fmt: skip
+    bits: int = config.key(4, "bits of the frozen matrices beside LoRA, 8 or 4", choices=(8, 4))
 
     @property
     def pack(self):
-        return packing(self.base_bits)
+        return packing(self.bits)
 
     def between_keys(self, c):
-        bits = f"base_bits={self.base_bits}"
-        if self.base_bits:
-            yield (not (config.has_frozen_base(c) or c.eval_only),
-                   f"{bits} is for a base that stays as it is: set lora_rank, as in --lora_rank=16, or "
-                   "--eval_only=True")
-            yield c.objective == "judge", f"{bits}: a judge is made of a model in 16 or 32 bits; leave it out"
-            yield (bool(sharding.shape()) or c.mesh and max(c.mesh) > 1,
-                   f"{bits} is for one device: over several, --mesh splits a base in 16 bits; leave it out")
+        bits = f"quantized.bits={self.bits}"
+        yield (not (config.has_frozen_base(c) or c.eval_only),
+               f"{bits} is for a base that stays as it is: set lora.rank, as in --lora.rank=16, or --eval_only=True")
+        yield c.objective == "judge", f"{bits}: a judge is made of a model in 16 or 32 bits; leave it out"
+        yield (bool(sharding.shape()) or c.mesh and max(c.mesh) > 1,
+               f"{bits} is for one device: over several, --mesh splits a base in 16 bits; leave it out")
 
     def fits(self, c, shape, where):
-        yield (self.base_bits and hasattr(shape, "n_experts"),
-               f"base_bits={self.base_bits}: the model {where} has experts, which would stay in 16 bits; leave it out")
+        yield (shape.mlp == "moe",
+               f"quantized.bits={self.bits}: the model {where} has experts, which would stay in 16 bits; leave it out")

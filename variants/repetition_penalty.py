@@ -1,5 +1,5 @@
 """
-Make tokens that a row has already less likely (CTRL, 1909.05858):  --repetition_penalty=1.2
+Make tokens that a row has already less likely (CTRL, 1909.05858):  --repetition_penalty.penalty=1.2
 
 Log-probs of what was drawn so are computed alike. A model with blocks scores all blocks at once, and each was sampled
 with other tokens there, so that cannot be.
@@ -13,8 +13,7 @@ from system import sections
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
-    repetition_penalty: float = sections.key(1.0, "above 1: make tokens that a row already has less likely",
-                                             sections.POSITIVE)  # fmt: skip
+    penalty: float = sections.key(1.2, "above 1: make tokens that a row already has less likely", sections.POSITIVE)
 
     @property
     def in_sampling(self):
@@ -22,7 +21,7 @@ class Keys(sections.Section):
 
     def row_logits(self, z, valid, cfg, plan):
         """Make the function that changes the logits (N, V) of rows (N,) of z (B, T), padding and masks left out."""
-        penalty, there = self.repetition_penalty, z != cfg.mask_id
+        penalty, there = self.penalty, z != cfg.mask_id
         if penalty == 1:
             return None
         present = ids_of(z, there if valid is None else there & valid, cfg.vocab_size)
@@ -34,18 +33,18 @@ class Keys(sections.Section):
 
     def logits(self, logits, place, rollout, cfg):
         """Change the logits (N, V) of the tokens of a Rollout at a diffusion.Place, as when they were drawn."""
-        if self.repetition_penalty == 1:
+        if self.penalty == 1:
             return logits
         there = (place.z != cfg.model.mask_id) & (True if rollout.valid is None else rollout.valid[place.row])
         if cfg.model.causal:  # tokens of the completion were there if they are to the left
             earlier = jnp.arange(place.z.shape[-1]) < place.column[..., None]
             there &= ~rollout.completion[place.row] | earlier
-        return penalized(logits, ids_of(place.z, there, logits.shape[-1]), self.repetition_penalty)
+        return penalized(logits, ids_of(place.z, there, logits.shape[-1]), self.penalty)
 
     def fits(self, c, shape, where):
-        penalty = self.repetition_penalty
-        yield (penalty != 1 and hasattr(shape, "block_causal") and c.objective == "grpo",
-               f"repetition_penalty={penalty}: grpo scores all blocks of a block_causal model at once, and each was "
+        penalty = self.penalty
+        yield (penalty != 1 and shape.block and c.objective == "grpo",
+               f"repetition_penalty.penalty={penalty}: grpo scores all blocks of a model at once, and each was "
                "sampled with other tokens there: 1.0")  # fmt: skip
 
 

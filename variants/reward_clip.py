@@ -1,4 +1,4 @@
-"""Clip each reward to -clip .. clip, before it is weighed:  --reward_clip=1"""
+"""Clip each reward to -bound .. bound, before it is weighed:  --reward_clip.bound=1"""
 import dataclasses
 
 import config
@@ -6,9 +6,8 @@ import config
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    reward_clip: float | None = config.key(None, "clip each reward to -clip .. clip", config.POSITIVE)
+    bound: float = config.key(1.0, "clip each reward to -bound .. bound", config.POSITIVE)
 
     def reward(self, values, cfg):
         """Clip the values of a reward (n,)."""
-        bound = self.reward_clip
-        return values.clip(-bound, bound) if bound else values
+        return values.clip(-self.bound, self.bound)

@@ -17,12 +17,13 @@ from system.sections import Section
 class Shape(Section):
     """The field of a ModelConfig that stretches its positions."""
 
-    rope_scaling: tuple[float, ...] | None = (8.0, 1.0, 4.0, 8192.0)  # stretched positions: these are Llama 3.1's
+    scaling: tuple[float, ...] = (8.0, 1.0, 4.0, 8192.0)  # stretched positions: these are Llama 3.1's
+    brings = {"rotary": "rope"}
 
     def between_keys(self, c):
-        numbers = self.rope_scaling or ()
+        numbers = self.scaling
         yield len(numbers) != 4 or min(numbers) <= 0 or numbers[1] >= numbers[2], (
-            f"rope_scaling={self.rope_scaling}: expected four numbers above 0, as in 8,1,4,8192: factor, "
+            f"rope.scaling={self.scaling}: expected four numbers above 0, as in 8,1,4,8192: factor, "
             "low_freq_factor < high_freq_factor, original_max_position_embeddings (YaRN is gone: docs/tried.md)")
 
 
@@ -30,7 +31,7 @@ def rotary(positions, cfg):
     """Tabulate the rotary angles as `model.rotary` does."""
     turned = int(cfg.head_dim * cfg.rotary_share)
     column = positions[:, :, None, None]
-    angle = column * frequencies(cfg.rope_theta, turned, cfg.rope_scaling)
+    angle = column * frequencies(cfg.rope_theta, turned, Shape.of(cfg).scaling)
     return jnp.cos(angle), jnp.sin(angle)
 
 

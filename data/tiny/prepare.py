@@ -29,7 +29,7 @@ from data import bpe, byte_merges, foreign, learn
 from data.acecode import prepare as real_acecode
 from data.countdown_tasks import prepare as real_countdown
 from system import disk, drawn, files
-from variants import moe
+from variants import blocks, gemma, moe
 
 HERE = Path(__file__).parent
 SIZE = dict(n_layer=2, n_head=4, d_model=64, d_ff=128)
@@ -59,17 +59,17 @@ MODELS = {
                    dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|dlm_pad|>"), foreign.QWEN2_PATTERN),
     "llama": (dict(causal=True, shift=True, n_kv_head=2, rope_theta=5e5),
               ("<|begin_of_text|>", "<|end_of_text|>", *TURNS), dict(eos="<|eot_id|>"), LLAMA3),
-    "sdar_moe": (dict(block_causal=4, qk_norm=True, n_kv_head=2, d_head=32, rope_theta=1e6, norm_eps=1e-6,
-                      use=(moe.Shape(**EXPERTS),)),
+    "sdar_moe": (dict(qk_norm=True, n_kv_head=2, d_head=32, rope_theta=1e6, norm_eps=1e-6,
+                      use=(blocks.Shape(4), moe.Shape(**EXPERTS))),
                  (*QWEN, "<|MASK|>"), dict(mask="<|MASK|>", eos="<|im_end|>", pad="<|endoftext|>"),
                  foreign.QWEN2_PATTERN),
-    "llada2_moe": (dict(block_causal=32, qk_norm=True, n_kv_head=2, rope_theta=6e5, norm_eps=1e-6, rotary_share=0.5,
-                        use=(moe.Shape(**EXPERTS, routing="sigmoid", routing_scale=2.5, expert_groups=4,
-                                       groups_per_token=2, n_shared=1, first_dense=1),)),
+    "llada2_moe": (dict(qk_norm=True, n_kv_head=2, rope_theta=6e5, norm_eps=1e-6, rotary_share=0.5,
+                        use=(blocks.Shape(32), moe.Shape(**EXPERTS, routing="sigmoid", routing_scale=2.5, n_shared=1,
+                                                         expert_groups=4, groups_per_token=2, first_dense=1))),
                    ("<|startoftext|>", "<|endoftext|>", "[CLS]", "[gMASK]", "<|mask|>", "<role>", "</role>"),
                    dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), foreign.QWEN2_PATTERN),
-    "gemma2": (dict(causal=True, shift=True, gemma=True, tie_embeddings=True, n_kv_head=2, d_head=16, norm_eps=1e-6,
-                    window=64, query_scale=16, attn_cap=50.0, logit_cap=30.0),
+    "gemma2": (dict(causal=True, shift=True, tie_embeddings=True, n_kv_head=2, d_head=16, norm_eps=1e-6,
+                    use=(gemma.Shape(window=64, query_scale=16, attn_cap=50.0, logit_cap=30.0),)),
                ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"),
                dict(mask="<mask>", eos="<end_of_turn>", pad="<pad>"), None),
     "a2d": (dict(qk_norm=True, n_kv_head=2, d_head=16, rope_theta=1e6, norm_eps=1e-6), (*QWEN, "<|mask|>"),
