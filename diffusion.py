@@ -150,25 +150,23 @@ def noise_of(cfg):
 
 def draw_masks(key, batch, cfg, norm):
     """Draw the masks of a batch, as `noise` does -> z with masks, masked, t, the weight of each token in the mean."""
-    x, maskable, valid = batch
-    n = maskable.sum(1)
+    n = batch.maskable.sum(1)
     if norm == "token":
         per_token = 1 / jnp.maximum(n.sum(), 1)
     else:
-        per_token = 1 / jnp.maximum(n, 1)[:, None] / len(x)
-    z, masked, t = noise_of(cfg).mask(key, x, maskable, valid, cfg)
+        per_token = 1 / jnp.maximum(n, 1)[:, None] / len(n)
+    z, masked, t = noise_of(cfg).mask(key, batch.tokens, batch.maskable, batch.valid, cfg)
     return z, masked, t, per_token
 
 
-def noise(key, batch: tuple, cfg, norm="token") -> NoisyBatch:
-    """Draw the masks of a batch (tokens, maskable, valid): (B, T) each; maskable: True where a token may be masked.
+def noise(key, batch, cfg, norm="token") -> NoisyBatch:
+    """Draw the masks of a data.Batch.
 
     norm "token": the loss averages over the tokens of the batch (LLaDA's pre-training); "completion": over texts, each
     over its own length (LLaDA's SFT)."""
     z, masked, t, per_token = draw_masks(key, batch, cfg, norm)
     w = masked * weight(t) * per_token
-    x, _, valid = batch
-    return NoisyBatch(x, z[:, None], w[:, None], valid)
+    return NoisyBatch(batch.tokens, z[:, None], w[:, None], batch.valid)
 
 
 def in_rows(cfg):
@@ -200,28 +198,29 @@ def logp_and_hit(logits, x):
     return gather_logp(logits, x), kernels.likeliest(logits) == x
 
 
-def likelihood(params, batch: tuple, key, cfg, n=8, start=0) -> jax.Array:
-    """Bound the log-likelihood of each text (B,) in nats, from n masks each (LLaDA's rule); a causal model's is exact.
+def likelihood(params, batch, key, cfg, n=8, start=0) -> jax.Array:
+    """Bound the log-likelihood of each text (B,) of a data.Batch in nats, from n masks each (LLaDA's rule); a causal
+    model's is exact.
 
-    batch: as for `noise`. With one key all rows share their masks, so a text scores the same in any row or padding.
+    With one key all rows share their masks, so a text scores the same in any row or padding.
     With keys (B,) each row has its own, and a mean over rows varies less."""
-    x, maskable, valid = batch
     if cfg.causal:
-        share = maskable[None]
+        share = batch.maskable[:, None]
         masked = jnp.zeros_like(share)
     else:
-        masked, share = likelihood_masks(key.reshape(-1), maskable, n)
-    chunk = len(x) if in_rows(cfg) else None  # as many copies at a time as there are texts
+        masked, share = likelihood_masks(key.reshape(-1), batch.maskable, n)
+    chunk = len(masked) if in_rows(cfg) else None  # as many copies at a time as there are texts
 
     def logp_alone(logits, x, place):
         return (gather_logp(logits, x),)
 
-    (logp,) = view_logp(params, x, masked, cfg, valid, start, chunk, share > 0, logp_alone)
-    return sharding.replicate((share * logp).sum((0, 2)))
+    scored = share > 0
+    (logp,) = view_logp(params, batch.tokens, masked, cfg, batch.valid, start, chunk, scored, logp_alone)
+    return sharding.replicate((share * logp).sum((1, 2)))
 
 
 def likelihood_masks(keys, maskable, n):
-    """Draw n masks of evenly spread sizes for each row: keys (B or 1,), maskable (B, T) -> masked, weight (n, B, T)."""
+    """Draw n masks of evenly spread sizes for each row: keys (B or 1,), maskable (B, T) -> masked, weight (B, n, T)."""
     L = maskable.sum(1)
     T = maskable.shape[1]
 
@@ -237,7 +236,7 @@ def likelihood_masks(keys, maskable, n):
         draws = uniform(j, T)[:, ::-1]  # a token's number depends on its distance from the end, not on padding
         return least_noisy(draws, maskable, count), L / count / n
 
-    masked, w = jax.vmap(one)(jnp.arange(n))
+    masked, w = jax.vmap(one, out_axes=1)(jnp.arange(n))
     return masked, masked * w[..., None]
 
 
@@ -258,8 +257,8 @@ def likelihood_masks(keys, maskable, n):
 
 
 class Views(NamedTuple):
-    masked: jax.Array  # (K, B, T) bool
-    weight: jax.Array  # (K, B, T) of log p in each view, 0 where the view does not score the token
+    masked: jax.Array  # (B, K, T) bool
+    weight: jax.Array  # (B, K, T) of log p in each view, 0 where the view does not score the token
     share: jax.Array  # (B, T) of each token in the loss, 0 where no view scores it
 
 
@@ -275,15 +274,16 @@ class EstimatorInputs(NamedTuple):
 
 
 def split_weight(masked, w):
-    """Split weights w (K, B, T) of an unbiased sum over views into those of a mean over the views that score a token,
+    """Split weights w (B, K, T) of an unbiased sum over views into those of a mean over the views that score a token,
     and that token's share of the loss."""
-    share = w.sum(0)
-    return Views(masked, w / jnp.where(share > 0, share, 1), share)
+    share = w.sum(1)
+    mean = w / jnp.where(share > 0, share, 1)[:, None]
+    return Views(masked, mean, share)
 
 
 def one_step(key, completion, inputs):
     """d1: mask the whole completion. (variants/masked_prompt.py also masks tokens of the prompt.)"""
-    masked = completion[None]
+    masked = completion[:, None]
     return Views(masked, masked, completion)
 
 
@@ -297,8 +297,8 @@ def coupled(key, completion, inputs):
     draws = jax.random.uniform(mask_key, completion.shape)
     part = completion & (draws < t)
     rest = completion & ~part
-    masked = jnp.stack([completion, part, rest])
-    weights = jnp.stack([completion, part / t, rest / (1 - t)])
+    masked = jnp.stack([completion, part, rest], 1)
+    weights = jnp.stack([completion, part / t, rest / (1 - t)], 1)
     return Views(masked, weights / 2, completion)
 
 
@@ -317,24 +317,24 @@ def coupled_elbo(key, completion, inputs):
     L, u, mask_key = mask_counts(key, completion, inputs.n)
     count = jnp.floor(u * (L + 1))
     masked = random_subsets(mask_key, completion, count)
-    masked = jnp.concatenate([masked, completion & ~masked])
-    count = jnp.concatenate([count, L - count])
+    masked = jnp.concatenate([masked, completion[:, None] & ~masked], 1)
+    count = jnp.concatenate([count, L - count], 1)
     each = (L + 1) / (2 * inputs.n * jnp.maximum(count, 1))
     return split_weight(masked, masked * each[..., None])
 
 
 def mask_counts(key, completion, n):
-    """Draw what both ELBO estimators use -> L (B,), u (n, B) stratified over all views, a key for the masks."""
+    """Draw what both ELBO estimators use -> L (B, 1), u (B, n) stratified over all views, a key for the masks."""
     t_key, mask_key = jax.random.split(key)
-    u = strata(t_key, n * len(completion)).reshape(n, -1)
-    return completion.sum(1), u, mask_key
+    u = strata(t_key, n * len(completion)).reshape(n, -1).T
+    return completion.sum(1, keepdims=True), u, mask_key
 
 
 def random_subsets(key, among, counts):
-    """Draw a `random_subset` for each of n views: counts (n, B) -> (n, B, T) bool."""
-    keys = jax.random.split(key, len(counts))
-    subsets = [random_subset(key, among, count) for key, count in zip(keys, counts, strict=True)]
-    return jnp.stack(subsets)
+    """Draw a `random_subset` for each of n views: counts (B, n) -> (B, n, T) bool."""
+    keys = jax.random.split(key, counts.shape[1])
+    subsets = [random_subset(key, among, count) for key, count in zip(keys, counts.T, strict=True)]
+    return jnp.stack(subsets, 1)
 
 
 ESTIMATORS = settings.Table(
@@ -369,14 +369,14 @@ def logp_and_entropy(logits, x, place):
 
 
 def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=None, say=logp_and_entropy):
-    """Compute log p of every token in every noisy copy, and the entropy there: x (B, T), masked (K, B, T) -> two
-    (K, B, T), 0 before column `start`.
+    """Compute log p of every token in every noisy copy, and the entropy there: x (B, T), masked (B, K, T) -> two
+    (B, K, T), 0 before column `start`.
 
-    chunk: how many of the K * B copies are in memory at a time (None: all); it must divide K * B. For the gradient each
-    chunk is computed again. scored (K, B, T): where you use the result; elsewhere it may be 0 (None: you use all).
+    chunk: how many of the B * K copies are in memory at a time (None: all); it must divide B * K. For the gradient each
+    chunk is computed again. scored (B, K, T): where you use the result; elsewhere it may be 0 (None: you use all).
     say(logits (N, V), x (N,), Place) -> a tuple of (N,): what to compute from logits, if not log p and entropy."""
-    K, B, T = masked.shape
-    n_copies = K * B
+    B, K, T = masked.shape
+    n_copies = B * K
     chunk = chunk or n_copies
     if n_copies % chunk:
         raise ValueError(f"chunk={chunk} does not divide {K} views of {B} rows")
@@ -384,15 +384,11 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
     # packs, of per_text copies of one text. Else a pack is a copy. A part is as many packs as make `chunk` copies.
     per_text = 1 if in_rows(cfg) else math.gcd(chunk, K)
     scored = jnp.ones_like(masked) if scored is None else scored
-
-    def by_text(a):  # (K, B, T) -> (packs, per_text, T)
-        return a.swapaxes(0, 1).reshape(-1, per_text, T)
-
-    def by_view(a):  # (packs, per_text, T - start) -> (K, B, T)
-        a = a.reshape(B, K, T - start).swapaxes(0, 1)
-        return jnp.pad(a, ((0, 0), (0, 0), (start, 0)))
-
-    parts = jnp.arange(B).repeat(K // per_text), by_text(masked), by_text(scored)
+    parts = (
+        jnp.arange(B).repeat(K // per_text),
+        masked.reshape(-1, per_text, T),
+        scored.reshape(-1, per_text, T),
+    )
     in_parts = chunk < n_copies
     of_part = functools.partial(part_logp, params, x, cfg, valid, start, say, cfg.remat and in_parts)
     if not in_parts:
@@ -402,6 +398,11 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
         # a whole chunk as well would cost one more forward pass.
         of_part = of_part if cfg.remat else jax.checkpoint(of_part)
         out = jax.lax.map(of_part, sharding.cut(parts, n_copies // chunk))
+
+    def by_view(a):  # (packs, per_text, T - start) -> (B, K, T)
+        a = a.reshape(B, K, T - start)
+        return jnp.pad(a, ((0, 0), (0, 0), (start, 0)))
+
     return tuple(by_view(a) for a in out)
 
 
@@ -430,5 +431,6 @@ def part_logp(params, x, cfg, valid, start, say, recompute, part):
 def token_logp(params, x, views: Views, cfg, valid=None, start=0, chunk=None):
     """Estimate log p of each token of x (B, T): sum its log p over the views by their weights -> (B, T), 0 where no
     view scores it."""
-    logp, _ = view_logp(params, x, views.masked, cfg, valid, start, chunk, scored=views.weight != 0)
-    return (views.weight * logp).sum(0)
+    scored = views.weight != 0
+    logp, _ = view_logp(params, x, views.masked, cfg, valid, start, chunk, scored)
+    return (views.weight * logp).sum(1)

@@ -206,7 +206,8 @@ class LossBatch(NamedTuple):
     mask: Array  # (B, T) True on tokens that count
     weight: Array  # (B, T) from `token_weights`
     metric_weight: Array  # (B, T) for means over tokens; sums to 1 over the whole batch
-    old_logp: Array | None = None  # (B, T) under the policy that wrote the completions; None: the one being trained
+    # (B, T) under the policy that wrote the completions. nan, or None for all: that is the policy being trained.
+    old_logp: Array | None = None
     ref_logp: Any = None  # (B, T) under the reference; None: no KL
     share: Any = 1.0  # (B, T) if the estimator scores only a sample of tokens: 0 if not scored, on average 1
 
@@ -219,11 +220,12 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
     """Compute the ratio of the policy to the old policy.
 
     logp, old_logp, mask, share (B, T) -> (B, T); for level "sequence" (B, 1), from the mean log-ratio of a completion.
-    For level "none", and if old_logp is None, it is 1 and has the gradient of log p.
+    For level "none", and where old_logp is nan or None, it is 1 and has the gradient of log p.
     """
+    current = jax.lax.stop_gradient(logp)
     if level == "none" or old_logp is None:
-        old_logp = jax.lax.stop_gradient(logp)  # the ratio is 1, and its gradient that of log p
-    log_ratio = logp - old_logp
+        old_logp = current
+    log_ratio = logp - jnp.where(jnp.isnan(old_logp), current, old_logp)
     if level == "sequence":
         total = (log_ratio * mask * share).sum(1, keepdims=True)
         log_ratio = total / jnp.maximum(mask.sum(1, keepdims=True), 1)

@@ -283,13 +283,6 @@ def check_scores(name, scores, prompts, completions):
             raise ValueError(f"reward {name!r} returned {value!r} for {row}: a finite number or None is needed")
 
 
-class Combined(NamedTuple):
-    """The rewards of n completions; nan: no opinion."""
-
-    total: np.ndarray  # (n,) weighted sum over the rewards
-    parts: dict[str, np.ndarray]  # each reward by name (n,), and everything it logged as NAME/NOTE (n,)
-
-
 def combine(
     fns: dict[str, Reward],
     weights: Sequence[float] | None,
@@ -297,10 +290,11 @@ def combine(
     completions: list[str],
     columns: dict[str, list],
     change: Callable[[np.ndarray], np.ndarray] = np.asarray,
-) -> Combined:
-    """Score completions with every reward, change its values, and add up.
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Score n completions with every reward, change its values, and add up -> their weighted sum (n,), and parts: each
+    reward by name (n,), and everything it logged as NAME/NOTE (n,).
 
-    The total is nan if no reward with a weight other than 0 has an opinion. weights None: all 1.
+    A value is nan without an opinion, the sum if no reward with a weight other than 0 has one. weights None: all 1.
     columns {name: one entry per completion}.
     """
     weights = [1.0] * len(fns) if weights is None else list(weights)
@@ -320,7 +314,7 @@ def combine(
             parts[f"{name}/{note}"] = np.array(values, float)
         total += np.nan_to_num(weight * parts[name])
         judged |= ~np.isnan(part) & (weight != 0)
-    return Combined(np.where(judged, total, math.nan), parts)
+    return np.where(judged, total, math.nan), parts
 
 
 # ---- the completions of a run ----------------------------------------------------------------------------------------
@@ -346,12 +340,14 @@ def tokens_per_pass(rollout, cfg):
     return written_per_pass(rollout.tokens, rollout.completion, rollout.passes, cfg.model.ends)
 
 
-class CompletionScores(NamedTuple):
-    """B completions and their rewards; nan: no opinion."""
+class Scored(NamedTuple):
+    """G completions of each of N rows, B = N * G, and their rewards; nan: no opinion."""
 
-    texts: list[str]
-    total: np.ndarray  # (B,) weighted sum of the trained rewards
+    rows: list[dict]  # N
+    completions: list[str]  # B, those of a row one after the other
+    rewards: np.ndarray  # (R, N, G) the trained rewards; one that weighs nothing has no opinion
     parts: dict[str, np.ndarray]  # each reward by name (B,), and everything it logged as NAME/NOTE (B,)
+    rollout: Any = None  # the rl.Rollout that wrote them; None in evaluations
 
 
 def changed(cfg):
@@ -381,7 +377,7 @@ def already_scored(scores):
 
 def score(
     fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids: list, n_each: int, fast: Any = None
-) -> CompletionScores:
+) -> Scored:
     """Score `n_each` completions per row with every reward, fns and eval_only {name: fn}; eval_only weigh nothing.
 
     ids: the token ids of each completion, those of a row one after the other.
@@ -401,26 +397,20 @@ def score(
         columns["tokens_per_pass"] = fast.tolist()
     prompts, completions = [row["prompt"] for row in repeated], [tok.decode(row) for row in ids]
     mine = hosts.my_rows(len(rows))
-    mine, fns = slice(mine.start * n_each, mine.stop * n_each), fns | eval_only
-    for name in fns.keys() & {"judge", "coherence"}:
-        fns |= {name: already_scored(call_reward(name, fns[name], prompts, completions, columns)[mine])}
+    mine, all_fns = slice(mine.start * n_each, mine.stop * n_each), fns | eval_only
+    for name in all_fns.keys() & {"judge", "coherence"}:
+        all_fns[name] = already_scored(call_reward(name, all_fns[name], prompts, completions, columns)[mine])
     columns = {name: column[mine] for name, column in columns.items()}
     found = hosts.all_gather_objects(
-        lambda: combine(fns, weights, prompts[mine], completions[mine], columns, changed(cfg))
+        lambda: combine(all_fns, weights, prompts[mine], completions[mine], columns, changed(cfg))
     )
-    total = np.concatenate([one.total for one in found])
     parts = {}
-    for name in dict.fromkeys(name for one in found for name in one.parts):
+    for name in dict.fromkeys(name for _, some in found for name in some):
         # A reward may have logged a note in some processes only.
-        pieces = [one.parts.get(name, np.zeros(len(one.total))) for one in found]
+        pieces = [some.get(name, np.zeros(len(total))) for total, some in found]
         parts[name] = np.concatenate(pieces)
-    return CompletionScores(completions, total, parts)
-
-
-def reward_table(parts: dict[str, np.ndarray], cfg: Any, fns: dict) -> np.ndarray:
-    """Stack the trained rewards {name: (B,)} -> (R, B); one that weighs nothing has no opinion (nan)."""
-    weights = zip(fns, weights_of(cfg, fns), strict=True)
-    return np.stack([np.where(weight, parts[name], np.nan) for name, weight in weights])
+    table = [np.where(weight, parts[name], np.nan) for name, weight in zip(fns, weights, strict=False)]
+    return Scored(rows, completions, np.reshape(table, (len(fns), len(rows), n_each)), parts)
 
 
 def total_rewards(table, cfg) -> np.ndarray:
@@ -487,7 +477,7 @@ def pass_at(passed: np.ndarray, k: int) -> float:
 def summary(parts: dict[str, np.ndarray]) -> dict[str, float]:
     """Summarize each reward as rewards/NAME/mean, /std, /min, /max, /none_frac, and each of its notes as a mean.
 
-    parts: as in Combined. A reward without any opinion has only /none_frac."""
+    parts: as `combine` returns. A reward without any opinion has only /none_frac."""
     metrics = {}
     for name, part in parts.items():
         if "/" in name:  # a note, as in tests/timeout_frac

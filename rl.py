@@ -12,11 +12,10 @@ A variant changes these steps in the runs that use it, by methods of its keys (S
 import functools
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import config
@@ -49,7 +48,7 @@ class Task(NamedTuple):
     init: Callable  # key -> params
     # policy, key, update -> numbers to log. It runs an iteration, and calls update(minibatch) for each update. policy:
     # the State before the first of them (with LoRA, of the whole model). If config.old_logp_by_gradient, it also gets
-    # old_logp_of: minibatch -> log p (B, T) of each token under this policy, by the program that is differentiated.
+    # old_logp_of: minibatch -> log p (B, L) of each token under this policy, by the program that is differentiated.
     iterate: Callable
     loss: Callable  # params, minibatch -> scalar, metrics; the only function that is differentiated
     evaluate: Callable  # state, key -> metrics, samples
@@ -72,16 +71,7 @@ class Rollout(NamedTuple):
     step: jax.Array  # (B, T) the denoising step that committed each token; -1: given
     logp: jax.Array  # (B, T) log-prob of each token under the distribution it was drawn from; 0: given
     passes: jax.Array  # (B,) forward passes of each row, see sample.generate
-
-
-class Scored(NamedTuple):
-    """A rollout and its rewards."""
-
-    rows: list  # N
-    rollout: Rollout
-    completions: list  # B texts
-    rewards: np.ndarray  # (R, N, G) nan: no opinion
-    parts: dict  # {name: (B,)} of every reward, and its notes (NAME/NOTE)
+    number: jax.Array  # (B,) of each completion among all that were written
 
 
 class Chosen(NamedTuple):
@@ -89,24 +79,16 @@ class Chosen(NamedTuple):
 
     rollout: Rollout
     advantage: jax.Array  # (M,)
-    which: jax.Array  # (M,) the number of each among all that were written
     extra: dict  # {name: (M,)} what `terms` need of them
 
 
 class Minibatch(NamedTuple):
-    """All that the loss needs, with old and reference log-probs on the same views."""
+    """The B completions of an update. In the loss they have L columns, those after the prompt."""
 
     rollout: Rollout
-    views: diffusion.Views  # with rows first: (B, K, T), (B, K, T), (B, T)
-    advantage: jax.Array  # (B,)
-    token_weight: jax.Array  # (B, T) of each token in the loss, see grpo.token_weights
-    metric_weight: jax.Array  # (B, T) of each token in metrics that are means
-    # (B, T) under the policy that wrote the rollout. nan: no update came before, so that is the current policy. None:
-    # the loss has no ratios, or only ratios of 1, as there is one update per rollout.
-    old_logp: jax.Array | None = None
-    ref_logp: jax.Array | None = None  # (B, T) under the reference; None: the loss has no KL
-    which: jax.Array | None = None  # (B,) the number of each completion among all that were written
-    extra: Any = None  # {name: (B, T)} of the `terms` that need something of each token
+    views: diffusion.Views
+    loss: grpo.LossBatch
+    extra: dict  # {name: (B, L)} of the `terms` that need something of each token
 
 
 # ---- what variants add, and what they train --------------------------------------------------------------------------
@@ -116,8 +98,8 @@ class Term(NamedTuple):
     """Something that a variant adds to the loss."""
 
     loss: Callable  # logp, entropy (B, T), its entry of Minibatch.extra, grpo.LossBatch, cfg -> scalar, metrics
-    of_completions: Callable | None = None  # Scored, advantages (N, G), cfg -> (N * G,)
-    of_tokens: Callable | None = None  # that of the completions of a Minibatch (B,), Minibatch, cfg -> (B, T)
+    of_completions: Callable | None = None  # rewards.Scored, advantages (N, G), cfg -> (N * G,)
+    of_tokens: Callable | None = None  # that of the completions of a minibatch (B,), their Rollout, cfg -> (B, T)
     of_entropy: bool = False  # True if the loss needs the gradient of the entropy
 
 
@@ -165,35 +147,34 @@ def loss_mask(tokens, completion, ends, cfg):
 
 
 def roll_out(params, key, prompts, cfg) -> Rollout:
-    """Write G completions of each of the N prompts, an EncodedRows, at most rollout_chunk at a time. A chunk holds
+    """Write G completions of each of the N prompts, a data.Batch, at most rollout_chunk at a time. A chunk holds
     whole groups, unless rollout_chunk is less than one."""
     repeat = functools.partial(jnp.repeat, repeats=cfg.group_size, axis=0)
-    arrays = jax.tree.map(repeat, prompts.take(slice(None)))
+    arrays = jax.tree.map(repeat, prompts.arrays())
     completion, size = arrays.maskable, sharding.round_up(config.rollout_rows(cfg))
     plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
     keys = sample.row_keys(key, len(completion))
     tokens, trace = sample.fill_rows(params, keys, arrays, cfg, plan, size, cfg.group_size)
     counts = loss_mask(tokens, completion, cfg.model.ends, cfg)
-    return Rollout(tokens, arrays.valid, completion, counts, trace["step"], trace["logp"], trace["passes"])
+    written = trace["step"], trace["logp"], trace["passes"]
+    return Rollout(tokens, arrays.valid, completion, counts, *written, jnp.arange(len(tokens)))
 
 
 # ---- 2. judge them ---------------------------------------------------------------------------------------------------
 
 
-def score_rollout(rollout, rows, reward_fns, cfg, tok) -> Scored:
+def score_rollout(rollout, rows, reward_fns, cfg, tok) -> rewards.Scored:
     """Judge the B completions of N rows, whose fields the rewards read."""
-    N, G = cfg.batch_size, cfg.group_size
     ids = completion_ids(rollout.tokens, tok, cfg)
     fast = rewards.tokens_per_pass(rollout, cfg)
-    completions, _, parts = rewards.score(reward_fns, {}, cfg, tok, rows, ids, G, fast)
-    values = rewards.reward_table(parts, cfg, reward_fns)
-    return Scored(rows, rollout, completions, values.reshape(-1, N, G), parts)
+    found = rewards.score(reward_fns, {}, cfg, tok, rows, ids, cfg.group_size, fast)
+    return found._replace(rollout=rollout)
 
 
 # ---- 3. compare within groups ----------------------------------------------------------------------------------------
 
 
-def select_completions(found: Scored, adv, cfg) -> Chosen:
+def select_completions(found: rewards.Scored, adv, cfg) -> Chosen:
     """Apply the credit of variants and adv_negative to the advantages (N, G), and keep the M completions whose are the
     largest in size. What `terms` need is computed first, from the advantages as they were."""
     needed = {name: term.of_completions for name, term in terms(cfg).items()}
@@ -201,7 +182,7 @@ def select_completions(found: Scored, adv, cfg) -> Chosen:
     for section in cfg.use:
         adv = section.credit(found, adv, cfg)
     adv, M = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
-    everything = Chosen(found.rollout, adv, jnp.arange(adv.size), extra)
+    everything = Chosen(found.rollout, adv, extra)
     return everything if M == adv.size else sharding.take(everything, jnp.argsort(-jnp.abs(adv))[:M])
 
 
@@ -210,8 +191,7 @@ def select_completions(found: Scored, adv, cfg) -> Chosen:
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
-    """Draw the masks of one pass over a rollout -> Views with rows first: (B, K, T), (B, K, T), (B, T). Weights and
-    shares are 0 outside the loss."""
+    """Draw the masks of one pass over a rollout. Weights and shares are 0 outside the loss."""
     views = diffusion.views(
         key,
         cfg.logp_est,
@@ -225,9 +205,7 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
     )
     for section in cfg.use:
         views = section.views(key, views, r, cfg)
-    masked, weight, share = views
-    weight = weight * r.counts
-    return diffusion.Views(masked.swapaxes(0, 1), weight.swapaxes(0, 1), share * r.counts)
+    return views._replace(weight=views.weight * r.counts[:, None], share=views.share * r.counts)
 
 
 def as_drawn(r: Rollout, cfg):
@@ -248,29 +226,29 @@ def as_drawn(r: Rollout, cfg):
     return say
 
 
-def policy_logp(params, b: Minibatch, cfg):
-    """Estimate log p of every token under params, and the entropy where it was predicted -> two (B, T), 0 where no view
-    scores it."""
-    r, masked, weight = b.rollout, b.views.masked.swapaxes(0, 1), b.views.weight.swapaxes(0, 1)
-    chunk = cfg.logp_chunk and min(cfg.logp_chunk, len(masked) * len(r.tokens))
+def policy_logp(params, r: Rollout, views, cfg):
+    """Estimate log p of every token of the completions under params, and the entropy where it was predicted -> two
+    (B, L), 0 where no view scores it."""
+    masked, weight, _ = views
+    chunk = cfg.logp_chunk and min(cfg.logp_chunk, len(r.tokens) * masked.shape[1])
     start, scored = cfg.max_prompt_len, weight != 0
     logp, entropy = diffusion.view_logp(
         params, r.tokens, masked, cfg.model, r.valid, start, chunk, scored, as_drawn(r, cfg)
     )
-    entropy = (weight * entropy).sum(0) / jnp.maximum(weight.sum(0), 1e-6)
-    return (weight * logp).sum(0), entropy
+    entropy = (weight * entropy).sum(1) / jnp.maximum(weight.sum(1), 1e-6)
+    return (weight * logp).sum(1)[:, start:], entropy[:, start:]
 
 
 @functools.partial(jax.jit, static_argnames="cfg")
-def logp_of(params, b: Minibatch, cfg):
-    """Estimate log p of every token (B, T) as `policy_logp` does, by micro-batches of the size that the gradient has:
+def logp_of(params, r: Rollout, views, cfg):
+    """Estimate log p of every token (B, L) as `policy_logp` does, by micro-batches of the size that the gradient has:
     in 16 bits, a matrix product of another shape rounds otherwise."""
 
     def of_part(part):
-        return policy_logp(params, part, cfg)[0]
+        return policy_logp(params, *part, cfg)[0]
 
-    logp = jax.lax.map(of_part, sharding.cut(b, cfg.gradient_accumulation_steps))
-    return sharding.replicate(logp.reshape(b.rollout.tokens.shape))
+    logp = jax.lax.map(of_part, sharding.cut((r, views), cfg.gradient_accumulation_steps))
+    return sharding.replicate(sharding.joined(logp))
 
 
 # ---- 5. cut the rollout into minibatches -----------------------------------------------------------------------------
@@ -279,49 +257,60 @@ def logp_of(params, b: Minibatch, cfg):
 def new_minibatch(c: Chosen, views, cfg) -> Minibatch:
     """Make a minibatch of all completions of c, without old and reference log-probs."""
     r = c.rollout
-    weights = grpo.token_weights(
+    weight = grpo.token_weights(
         cfg.loss_type, r.counts, cfg.max_new_tokens, cfg.gradient_accumulation_steps, cfg.aggregation
     )
     metric_weight = views.share / jnp.maximum(views.share.sum(), 1e-6)
-    b = Minibatch(r, views, c.advantage, weights, metric_weight, which=c.which)
-    extra: dict[str, Any] = {}
+    extra = {}
     for name, values in c.extra.items():
         of_tokens = terms(cfg)[name].of_tokens
-        extra[name] = of_tokens(values, b, cfg) if of_tokens else jnp.broadcast_to(values[:, None], weights.shape)
-    return b._replace(extra=extra)
+        extra[name] = of_tokens(values, r, cfg) if of_tokens else jnp.broadcast_to(values[:, None], weight.shape)
+
+    def after_prompt(a):
+        return a[:, cfg.max_prompt_len :]
+
+    loss = grpo.LossBatch(
+        adv=c.advantage,
+        mask=after_prompt(r.counts),
+        weight=after_prompt(weight),
+        metric_weight=after_prompt(metric_weight),
+        share=after_prompt(views.share),
+    )
+    return Minibatch(r, views, loss, jax.tree.map(after_prompt, extra))
 
 
 def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
     """Cut M completions into the minibatches of all passes over them -> [Minibatch].
 
     keys: for the views, and for the order. Each pass draws new masks and, if it has several minibatches, a new order.
-    If the loss has ratios, a minibatch stores the log-probs before any update (old_logp_of: see Task; None: `logp_of`).
-    The first one is trained on before any update, so nothing is computed for it: it stores nan, where `policy_loss`
-    puts the current log-probs, and its ratios are 1. If the loss has a KL, each stores the reference's log-probs on the
-    same masks."""
+    If the loss has a KL, each minibatch stores the reference's log-probs on its masks; if it has ratios, those of the
+    policy before any update (old_logp_of: see Task; None: `logp_of`). The first minibatch is trained on by that very
+    policy, so nothing is computed for it, and its ratios are 1."""
+    view_key, order_key = keys
     out: list = []
     M, size = len(c.advantage), config.minibatch(cfg)
-    old_logp_of = old_logp_of or (lambda b: logp_of(policy.params, without_logp(b), cfg))
+    old_logp_of = old_logp_of or (lambda b: logp_of(policy.params, b.rollout, b.views, cfg))
     for n in range(cfg.updates_per_rollout):
-        views = draw_views(jax.random.fold_in(keys[0], n), c.rollout, cfg)
-        order = jax.random.permutation(jax.random.fold_in(keys[1], n), M) if size < M else None
+        views = draw_views(jax.random.fold_in(view_key, n), c.rollout, cfg)
+        order = jax.random.permutation(jax.random.fold_in(order_key, n), M) if size < M else None
         for i in range(0, M, size):
             some, of_some = (c, views) if order is None else sharding.take((c, views), order[i : i + size])
             b = new_minibatch(some, of_some, cfg)
             if cfg.kl_beta:
-                b = b._replace(ref_logp=logp_of(sharding.to_device(policy.reference), without_logp(b), cfg))
+                reference = sharding.to_device(policy.reference)
+                b = with_logp(b, ref_logp=logp_of(reference, b.rollout, b.views, cfg))
             if config.has_ratios(cfg):
-                # nan in place of None, which would make JAX compile a second program for the gradient. In 16 bits the
-                # two might round differently.
-                b = b._replace(old_logp=jnp.full(b.token_weight.shape, jnp.nan, jnp.float32))
-                b = b._replace(old_logp=old_logp_of(b)) if out else b
+                # An array also in the first: without it JAX would compile a second program for the gradient. In 16 bits
+                # the two might round differently.
+                b = with_logp(b, old_logp=jnp.full(b.loss.weight.shape, jnp.nan, jnp.float32))
+                b = with_logp(b, old_logp=old_logp_of(b)) if out else b
             out.append(b)
     return out
 
 
-def without_logp(b):
-    """Drop the fields of a Minibatch that `logp_of` does not read, so that it is compiled once."""
-    return b._replace(old_logp=None, ref_logp=None, which=None, extra=None)
+def with_logp(b, **logp):
+    """Add log-probs under another policy, old_logp or ref_logp (B, L), to a minibatch."""
+    return b._replace(loss=b.loss._replace(**logp))
 
 
 # ---- 6. the loss -----------------------------------------------------------------------------------------------------
@@ -342,32 +331,17 @@ def loss_config(cfg) -> grpo.LossConfig:
 
 def policy_loss(params, b: Minibatch, cfg):
     """Compute the loss of a minibatch, or of a micro-batch -> scalar, metrics."""
-    all_logp, all_entropy = policy_logp(params, b, cfg)
-
-    def cut(a):
-        return None if a is None else a[:, cfg.max_prompt_len :]
-
-    logp, old = cut(all_logp), cut(b.old_logp)
-    if old is not None:
-        old = jnp.where(jnp.isnan(old), logp, old)
-    batch = grpo.LossBatch(
-        adv=b.advantage,
-        mask=cut(b.rollout.counts),
-        weight=cut(b.token_weight),
-        metric_weight=cut(b.metric_weight),
-        old_logp=old,
-        ref_logp=cut(b.ref_logp),
-        share=cut(b.views.share),
-    )
-    total, metrics = grpo.loss(logp, batch, loss_config(cfg))
-    metrics["entropy"] = batch.mean(cut(all_entropy))
+    logp, entropy = policy_logp(params, b.rollout, b.views, cfg)
+    total, metrics = grpo.loss(logp, b.loss, loss_config(cfg))
+    metrics["entropy"] = b.loss.mean(entropy)
     # How far the policy that is trained is from the one that sampled: 0 for `trace` with all steps, before any update.
-    metrics["behaviour_gap"] = batch.mean(jnp.abs(logp - cut(b.rollout.logp)))
+    sampled_logp = b.rollout.logp[:, cfg.max_prompt_len :]
+    metrics["behaviour_gap"] = b.loss.mean(jnp.abs(logp - sampled_logp))
     for name, term in terms(cfg).items():
-        added, said = term.loss(logp, cut(all_entropy), cut(b.extra.get(name)), batch, cfg)
+        added, said = term.loss(logp, entropy, b.extra.get(name), b.loss, cfg)
         total += added
         metrics |= said
-    return total, metrics | ({"token_logp": all_logp} if config.old_logp_by_gradient(cfg) else {})
+    return total, metrics | ({"token_logp": logp} if config.old_logp_by_gradient(cfg) else {})
 
 
 # ---- pretraining -----------------------------------------------------------------------------------------------------
@@ -419,7 +393,7 @@ def optimizer(cfg):
 
 def make_gradient(loss, cfg):
     """Make gradient(params, base, batch) -> the gradient, summed over micro-batches; metrics; and log p of every token
-    (B, T) if the loss returns it, else None. base: the frozen parameters of LoRA, or None."""
+    (B, L) if the loss returns it, else None. base: the frozen parameters of LoRA, or None."""
     A = cfg.gradient_accumulation_steps
 
     def loss_of_trained(params, base, batch):
@@ -438,7 +412,7 @@ def make_gradient(loss, cfg):
             return grads, metrics | {"loss": value}, logp
         zeros = jax.tree.map(jnp.zeros_like, params)
         grads, metrics = jax.lax.scan(functools.partial(micro, params, base), zeros, sharding.cut(batch, A))
-        logp = metrics.pop("token_logp", None)  # (A, B / A, T)
+        logp = metrics.pop("token_logp", None)  # (A, B / A, L)
         return grads, combine_metrics(metrics, "sum"), None if logp is None else logp.reshape(-1, logp.shape[-1])
 
     return gradient

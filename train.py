@@ -130,7 +130,7 @@ def pretrain(cfg, tok, start) -> Task:
 
     def iterate(state, key, update):
         size, rows = cfg.batch_size // config.copies(cfg), allowed(state.step)
-        update(noise(key, learnt.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])))
+        update(noise(key, learnt.arrays(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])))
         return {}
 
     def evaluate(state, key):

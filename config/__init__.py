@@ -226,7 +226,7 @@ def views_for_1_and_2(estimator):
         """Trace the estimator. Nothing is computed: no device may be used before the processes have met."""
         inputs = diffusion.EstimatorInputs(step, n)
         masked, *_ = jax.eval_shape(lambda: estimator(jax.random.key(0), completion, inputs))
-        return masked.shape[0]
+        return masked.shape[1]
 
     return count(1), count(2)
 

@@ -411,43 +411,33 @@ def prompt_text(row: Row, template: Callable[..., str] | None = None) -> str:
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
-class Example(NamedTuple):
-    """A row that fits, or a window of a document."""
-
-    row: int  # index into the rows
-    prompt: list[int]
-    completion: list[int]
-
-
 class Batch(NamedTuple):
     """Texts as arrays, T = prompt_len + completion_len columns."""
 
     tokens: Any  # (B, T) int32
     maskable: Any  # (B, T) bool: positions that may be masked in training, and are filled in a rollout
     valid: Any = None  # (B, T) bool: False on the padding left of a prompt; None: no padding
+    rows: Any = ()  # list of the B rows that the texts were made of; () where only the arrays are needed
+
+    def arrays(self, index: Any = slice(None)) -> "Batch":
+        """Select the texts with these indices, without their rows."""
+        return Batch(*(None if array is None else array[index] for array in self[:3]))
 
     def part(self, index: Any) -> "Batch":
-        """Select the texts with these indices."""
-        return Batch(*(None if array is None else array[index] for array in self))
-
-
-class Encoded(NamedTuple):
-    """What `encode` makes of rows."""
-
-    batch: Batch
-    row: np.ndarray  # (B,) which row each text is from
-    notes: dict[str, int]  # why rows were left out or cut: how many
+        """Select the texts with these indices, and their rows."""
+        return self.arrays(index)._replace(rows=[self.rows[i] for i in index])
 
 
 def encode(
     rows: Sequence[Row], tok: Tokenizer, prompt_len: int, completion_len: int, template: Callable | None = None
-) -> Encoded:
-    """Encode rows as texts of prompt_len + completion_len tokens.
+) -> tuple[Batch, np.ndarray, dict[str, int]]:
+    """Encode rows as texts of prompt_len + completion_len tokens -> B texts, the index (B,) of the row of each, and
+    notes, why rows were left out or cut: how many.
 
     Prompts are padded on the left, where valid is False, so that every completion begins at `prompt_len`. Its end of
     text is repeated to the end of the row, as in LLaDA's SFT: these positions are filled, too, so the model learns to
-    stop. A row without a completion gets masks. Rows that do not fit are left out, and the notes say so; only text
-    without a prompt is cut, into windows of completion_len. template: from `chat`.
+    stop. A row without a completion gets masks. Rows that do not fit are left out; only text without a prompt is cut,
+    into windows of completion_len. template: from `chat`.
     """
     examples, notes = fitting(rows, tok, prompt_len, completion_len, template)
     tokens = np.full((len(examples), prompt_len + completion_len), tok.eos_id, np.int32)
@@ -459,12 +449,12 @@ def encode(
         tokens[n, start : prompt_len + len(completion)] = prompt + completion
     maskable = np.zeros(tokens.shape, bool)
     maskable[:, prompt_len:] = True
-    index = np.array([example.row for example in examples], np.int32)
-    return Encoded(Batch(tokens, maskable, valid), index, notes)
+    index = np.array([row for row, _, _ in examples], np.int32)
+    return Batch(tokens, maskable, valid), index, notes
 
 
 def fitting(rows, tok, prompt_len, completion_len, template):
-    """Encode the rows that fit -> [Example], notes."""
+    """Encode the rows that fit -> [(index of the row, prompt, completion or a window of it)], notes."""
     examples, notes, long_prompts, long_completions = [], collections.Counter(), [], []
     for i, row in enumerate(rows):
         prompt = tok.encode(prompt_text(row, template), bool(template), mask=False)
@@ -476,7 +466,7 @@ def fitting(rows, tok, prompt_len, completion_len, template):
         elif prompt and len(windows) > 1:
             long_completions.append(len(completion))
         else:
-            examples += [Example(i, prompt, window) for window in windows]
+            examples += [(i, prompt, window) for window in windows]
             if len(windows) > 1:
                 notes[f"windows of {completion_len} tokens, cut from longer documents"] += len(windows)
     for what, lengths, limit in (

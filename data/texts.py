@@ -7,36 +7,15 @@ Turn the rows of a data set into arrays of one length, choose the rows of a step
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
 import data
 from data.bpe import Tokenizer
 from system import hosts, sections
-
-
-class EncodedRows(NamedTuple):
-    """Rows of a data set and their arrays, whose first axis is the rows."""
-
-    rows: list[dict[str, Any]]
-    tokens: np.ndarray  # (N, T) int32
-    maskable: np.ndarray  # (N, T) bool: positions that may be masked, or are to be filled
-    valid: np.ndarray | None  # (N, T) bool: False on the padding left of a prompt; None: no padding
-
-    def part(self, index: Any) -> "EncodedRows":
-        """Select the rows with these indices."""
-        rows = [self.rows[i] for i in index]
-        return EncodedRows(rows, *data.Batch(*self[1:]).part(index))
-
-    def take(self, index: Any) -> data.Batch:
-        """Put the arrays of the rows with these indices on the device."""
-        arrays = data.Batch(*self[1:]).part(index)
-        return jax.tree.map(jnp.asarray, arrays)
-
 
 RENAMED = "prompt", "completion", "answer", "tests", "language", "difficulty"
 
@@ -111,7 +90,7 @@ def check_completions(cfg: Any, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = True) -> EncodedRows:
+def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = True) -> data.Batch:
     """Read and encode a split. Report how many rows do not fit.
 
     with_completions: encode the completions, which then have to fit as well; False: put masks in their place
@@ -129,23 +108,23 @@ def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = 
     for note, count in notes.items():
         tqdm.write(f"{cfg.dataset}/{split}: {count} {note}")
     valid = None if arrays.valid.all() else arrays.valid
-    return EncodedRows([rows[i] for i in index], arrays.tokens, arrays.maskable, valid)
+    return arrays._replace(valid=valid, rows=[rows[i] for i in index])
 
 
-def eval_subset(encoded: EncodedRows, cfg: Any) -> EncodedRows:
+def eval_subset(encoded: data.Batch, cfg: Any) -> data.Batch:
     """Choose `eval_size` rows at random, always the same, for every evaluation to score."""
     order = np.random.default_rng(0).permutation(len(encoded.rows))
     return encoded.part(order[: cfg.eval_size])
 
 
-def end_at_eos(encoded: EncodedRows, tok: Tokenizer) -> EncodedRows:
+def end_at_eos(encoded: data.Batch, tok: Tokenizer) -> data.Batch:
     """Make only the tokens up to the first end of text maskable, as a causal model stops there."""
     ends = encoded.maskable & (encoded.tokens == tok.eos_id)
     to_end = ends.cumsum(1) - ends == 0
     return encoded._replace(maskable=encoded.maskable & to_end)
 
 
-def mask_completions(encoded: EncodedRows, cfg: Any, tok: Tokenizer, seed: int | list[int]) -> EncodedRows:
+def mask_completions(encoded: data.Batch, cfg: Any, tok: Tokenizer, seed: int | list[int]) -> data.Batch:
     """Choose the positions of a fill-in task: a random share of the tokens of each completion, at least one.
 
     The share is between mask_ratio_min and mask_ratio_max. An end of text is never chosen."""
@@ -158,7 +137,7 @@ def mask_completions(encoded: EncodedRows, cfg: Any, tok: Tokenizer, seed: int |
     return encoded._replace(maskable=text & (rank < count))
 
 
-def given_masks(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows | None:
+def given_masks(encoded: data.Batch, cfg: Any, tok: Tokenizer) -> data.Batch | None:
     """Use the column `masked` of a fill-in task: completions in which some tokens are <|mask|>.
 
     The masked tokens are those of the completion that a row has, if any, for a denoiser to learn from. Return None
@@ -185,7 +164,7 @@ def given_masks(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows |
     return encoded._replace(tokens=np.where(maskable, encoded.tokens, tokens), maskable=maskable)
 
 
-def masked_rows(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows:
+def masked_rows(encoded: data.Batch, cfg: Any, tok: Tokenizer) -> data.Batch:
     """Mask the rows of a fill-in task for evaluations, always in the same way."""
     return given_masks(encoded, cfg, tok) or mask_completions(encoded, cfg, tok, 0)
 
@@ -195,7 +174,7 @@ def readable_prompt(row: dict[str, Any]) -> str:
     return row["prompt"] or row.get("masked", "").replace("<|mask|>", "_")
 
 
-def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[..., EncodedRows]:
+def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: data.Batch) -> Callable[..., data.Batch]:
     """Return draw(step), which chooses the prompts of a step from the rows of that step."""
     allowed = rows_of_steps(encoded.rows, cfg)
     given = given_masks(encoded, cfg, tok) if cfg.fill_in else None

@@ -11,6 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 import config
+import data
 import diffusion
 import grpo
 import rewards
@@ -57,9 +58,7 @@ def denoising_animation(x, trace, length, cfg, tok):
     trace: step and logp (B, T) of the same; length: tokens of the completion before its end."""
     start = cfg.max_prompt_len
     first = 0, slice(start, start + length + 1)
-    ids = np.asarray(x[first]).tolist()
-    steps = np.asarray(trace["step"][first]).tolist()
-    logp = np.asarray(trace["logp"][first])
+    ids, steps, logp = (np.asarray(a[first]).tolist() for a in (x, trace["step"], trace["logp"]))
     tokens = []
     for i, step, p in zip(ids, steps, logp, strict=True):
         shown = tok.decode([i]) or "∎"
@@ -67,12 +66,11 @@ def denoising_animation(x, trace, length, cfg, tok):
     return tokens
 
 
-def rate_metrics(name, scored, n, fns, eval_only, cfg):
-    """Average the main reward of n completions per prompt as val/`name`, with other metrics -> {metric: value}.
+def rate_metrics(name, scored, fns, eval_only, cfg):
+    """Average the main reward of the completions of each prompt as val/`name`, with other metrics -> {metric: value}.
 
     name: greedy or sampled. Prompts on which the main reward has no opinion are left out."""
-    names = [*fns, *eval_only]
-    main = main_reward(fns, eval_only)
+    names, main, n = [*fns, *eval_only], main_reward(fns, eval_only), scored.rewards.shape[2]
     each = rewards.apply_pass_at(scored.parts[main].reshape(-1, n), cfg)
     has_opinion = ~np.isnan(each).all(1)
     each = each[has_opinion]
@@ -82,65 +80,70 @@ def rate_metrics(name, scored, n, fns, eval_only, cfg):
         standard_error = of_prompts.std(ddof=1) / len(each) ** 0.5
         metrics[f"val/{name}_se"] = float(standard_error)
     if fns:
-        metrics[f"val/{name}_reward"] = rewards.mean(scored.total)
+        metrics[f"val/{name}_reward"] = rewards.mean(rewards.total_rewards(scored.rewards, cfg))
     if len(names) > 1:
         metrics |= {f"val/{name}/{part}": rewards.mean(scored.parts[part]) for part in names}
     if n > 1:
         metrics[f"val/pass@{n}"] = float(np.nanmax(each, 1).mean()) if len(each) else math.nan
-        metrics["val/distinct_3"] = distinct_ngrams(scored.texts)
+        metrics["val/distinct_3"] = distinct_ngrams(scored.completions)
     if not len(each):
-        tqdm.write(f"{cfg.dataset}/val: {main} has no opinion on any of the {len(scored.texts)} {name} completions")
+        n_texts = len(scored.completions)
+        tqdm.write(f"{cfg.dataset}/val: {main} has no opinion on any of the {n_texts} {name} completions")
     return metrics
 
 
 def pass_rates(
-    cfg: Any, tok: Any, fns: dict, eval_only: dict, params: Any, key: Any, text: Any
+    cfg: Any, tok: Any, fns: dict, eval_only: dict, params: Any, key: Any, text: data.Batch
 ) -> tuple[dict[str, float], list[dict]]:
-    """Complete the rows of `text` (EncodedRows) and score them -> metrics, samples.
+    """Complete the rows of `text`, a data.Batch, and score them -> metrics, samples.
 
     Once greedily, and as often as Keys.samples says at the run's temperature. val/greedy and val/sampled are means over
     prompts of the main reward, or with pass_at of whether it passes. A sample is a dict for samples.jsonl, one per row.
     """
-    arrays = text.take(slice(None))
-    n_rows = len(text.rows)
-    size = cfg.rollout_chunk or n_rows
     n_samples = Keys.of(cfg).samples or (4 if cfg.objective == "grpo" else 1)
     metrics: dict[str, float] = {}
     samples: list[dict] = [{"prompt": texts.readable_prompt(row)} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, n_samples)):
-        plan = sample.plan(cfg, temperature)
-        keys = [sample.row_keys(jax.random.fold_in(key, i), n_rows) for i in range(n)]
-        filled = [sample.fill_rows(params, row_keys, arrays, cfg, plan, size) for row_keys in keys]
-        columns = [texts.completion_ids(x, tok, cfg) for x, _ in filled]
+        filled = complete(params, key, text, cfg, temperature, n)
+        ids = [texts.completion_ids(x, tok, cfg) for x, _ in filled]
         if name == "greedy":
             x, trace = filled[0]
-            samples[0]["film"] = denoising_animation(x, trace, len(columns[0][0]), cfg, tok)
-        ids = [row for completions in zip(*columns, strict=True) for row in completions]
+            samples[0]["film"] = denoising_animation(x, trace, len(ids[0][0]), cfg, tok)
+        ends = cfg.model.ends
         fast = np.stack(
-            [
-                rewards.written_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends)
-                for x, trace in filled
-            ],
-            1,
+            [rewards.written_per_pass(x, text.maskable, trace["passes"], ends) for x, trace in filled], 1
         )
-        scored = rewards.score(fns, eval_only, cfg, tok, text.rows, ids, n, fast.reshape(-1))
-        for i, shown in enumerate(samples):
-            texts_of_row = scored.texts[i * n : (i + 1) * n]
-            shown[name] = texts_of_row[0] if n == 1 else texts_of_row
+        by_row = [row for completions in zip(*ids, strict=True) for row in completions]
+        scored = rewards.score(fns, eval_only, cfg, tok, text.rows, by_row, n, fast.reshape(-1))
+        for i, sample_of_row in enumerate(samples):
+            completions = scored.completions[i * n : (i + 1) * n]
+            sample_of_row[name] = completions[0] if n == 1 else completions
         if fns or eval_only:
-            metrics |= rate_metrics(name, scored, n, fns, eval_only, cfg)
+            metrics |= rate_metrics(name, scored, fns, eval_only, cfg)
         metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
         if n > 1 and fns:
-            table = rewards.reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n)
-            settings = rewards.advantage_settings(table, cfg)
-            adv = np.asarray(grpo.advantages(table, **settings)).tolist()
-            totals = scored.total.reshape(-1, n).tolist()
-            for i, shown in enumerate(samples):
-                shown["rewards"] = totals[i]
-                shown["advantages"] = [round(value, 4) for value in adv[i]]
-    for shown, row in zip(samples, text.rows, strict=True):
-        shown["columns"] = scoring_columns(row)
+            add_rewards(samples, scored, cfg)
+    for sample_of_row, row in zip(samples, text.rows, strict=True):
+        sample_of_row["columns"] = scoring_columns(row)
     return metrics, samples
+
+
+def complete(params, key, text, cfg, temperature, n):
+    """Complete every row of a data.Batch n times -> [(tokens (N, T), trace)], each with random numbers of its own."""
+    arrays, n_rows = text.arrays(), len(text.rows)
+    plan = sample.plan(cfg, temperature)
+    keys = [sample.row_keys(jax.random.fold_in(key, i), n_rows) for i in range(n)]
+    return [sample.fill_rows(params, row_keys, arrays, cfg, plan, cfg.rollout_chunk or n_rows) for row_keys in keys]
+
+
+def add_rewards(samples, scored, cfg):
+    """Add the rewards and advantages of its completions to the sample of each row."""
+    settings = rewards.advantage_settings(scored.rewards, cfg)
+    adv = np.asarray(grpo.advantages(scored.rewards, **settings)).tolist()
+    totals = rewards.total_rewards(scored.rewards, cfg).tolist()
+    for shown, total, values in zip(samples, totals, adv, strict=True):
+        shown["rewards"] = total
+        shown["advantages"] = [round(value, 4) for value in values]
 
 
 def scoring_columns(row):
@@ -154,7 +157,7 @@ def scoring_columns(row):
 likelihood = jax.jit(diffusion.likelihood, static_argnames=("cfg", "start"))
 
 
-def likelihoods(params: Any, held_out: texts.EncodedRows, cfg: Any):
+def likelihoods(params: Any, held_out: data.Batch, cfg: Any):
     """Bound the log-likelihood of N held-out texts -> (N,) in nats.
 
     The masks of row i depend only on i, so models and texts are compared under the same ones."""
@@ -163,11 +166,11 @@ def likelihoods(params: Any, held_out: texts.EncodedRows, cfg: Any):
         return likelihood(params, batch, keys, cfg.model, start=cfg.max_prompt_len)
 
     keys = sample.row_keys(jax.random.key(0), len(held_out.rows))
-    arrays = held_out.take(slice(None))
+    arrays = held_out.arrays()
     return np.asarray(sharding.in_chunks(some, config.eval_rows(cfg), arrays, keys), float)
 
 
-def bounds(params: Any, shown: texts.EncodedRows, cfg: Any, tok: Any) -> dict[str, float]:
+def bounds(params: Any, shown: data.Batch, cfg: Any, tok: Any) -> dict[str, float]:
     """Bound the loss of held-out texts, in nats per token -> {metric: value}; nan if none has a completion."""
     known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])
     if not len(known.rows):

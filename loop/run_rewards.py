@@ -2,7 +2,7 @@
 The rewards that a config names: found, tried on the data before anything is trained, and loaded.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
@@ -10,15 +10,9 @@ import rewards
 from data import texts
 
 
-class RewardFunctions(NamedTuple):
-    """The rewards of a config by name."""
-
-    trained: dict  # of cfg.rewards
-    eval_only: dict  # of cfg.eval_rewards: not in the total
-
-
 def find_rewards(cfg, rows, **from_models):
-    """Find the functions of cfg.rewards and cfg.eval_rewards; an error if one needs a column that no row has."""
+    """Find the functions of cfg.rewards and of cfg.eval_rewards -> two dicts {name: fn}; an error if one needs a column
+    that no row has."""
     trained = rewards.resolve(cfg.rewards, **from_models)
     eval_only = rewards.resolve(cfg.eval_rewards, **from_models)
     if twice := trained.keys() & eval_only.keys():
@@ -29,7 +23,7 @@ def find_rewards(cfg, rows, **from_models):
     columns = rewards.as_columns(rows) | {"groups": [], "token_ids": [], "max_length": [], "tokens_per_pass": []}
     for name, fn in (trained | eval_only).items():
         rewards.arguments(name, fn, columns)
-    return RewardFunctions(trained, eval_only)
+    return trained, eval_only
 
 
 def not_made_yet(prompts, completions):
@@ -46,9 +40,9 @@ def check_early(cfg: Any) -> None:
         )
     for split in ("train", "val"):
         rows = texts.split_rows(cfg, split)
-        found = find_rewards(cfg, rows, judge=not_made_yet, coherence=not_made_yet)
+        trained, eval_only = find_rewards(cfg, rows, judge=not_made_yet, coherence=not_made_yet)
         if split == "val":
-            try_rewards(cfg, found.trained | found.eval_only, rows)
+            try_rewards(cfg, trained | eval_only, rows)
         bare = [row for row in rows if not row.get("completion")]
         marked = sum("masked" in row for row in rows)
         if cfg.fill_in and 0 < marked < len(rows):
@@ -98,8 +92,9 @@ def try_rewards(cfg, fns, rows):
                        f"answer can earn it: {what}")  # fmt: skip
 
 
-def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> RewardFunctions:
-    """Load the rewards of a config, including those from models, and start the sandbox if they run programs."""
+def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> tuple[dict, dict]:
+    """Load the rewards of a config as `find_rewards` does, with those from models, and start the sandbox if they run
+    programs."""
     names = cfg.rewards + cfg.eval_rewards
     made = {}
     if cfg.judge_from or "coherence" in names:

@@ -175,7 +175,7 @@ class Section:
         return values
 
     def credit(self, found: Any, adv: Any, cfg: Any) -> Any:
-        """Change the advantages (N, G) of an rl.Scored."""
+        """Change the advantages (N, G) of a rewards.Scored."""
         return adv
 
     def views(self, key: Any, views: Any, rollout: Any, cfg: Any) -> Any:

@@ -159,12 +159,12 @@ def table(head, labels, rows):
 # ---- train -----------------------------------------------------------------------------------------------------------
 
 def prompts_of(run, N):
-    """-> a tokenizer and N prompts of random tokens, as the Text of a rollout; in a completion odd ids are letters."""
+    """-> a tokenizer and a data.Batch of N prompts of random tokens; in a completion odd ids are letters."""
     m, T = run.model, run.max_prompt_len + run.max_new_tokens
     tok = types.SimpleNamespace(eos_id=m.eos_id, decode=lambda ids: "x" * sum(i % 2 for i in ids))
     arrays = {"tokens": np.random.default_rng(0).integers(0, m.eos_id, (N, T)), "valid": None,
               "maskable": np.broadcast_to(np.arange(T) >= run.max_prompt_len, (N, T))}  # fmt: skip
-    return tok, texts.EncodedRows([{"prompt": ""}] * N, **arrays)
+    return tok, data.Batch(**arrays, rows=[{"prompt": ""}] * N)
 
 
 def learner(run, params=None):
@@ -401,7 +401,7 @@ def order(options):
     trained = same_run.recorded(run["config"])
     val, start = texts.encode_split(trained, tok, "val"), trained.max_prompt_len
     val = texts.given_masks(val, trained, tok) if trained.fill_in else val
-    rows, arrays = val.rows[:n], val.take(slice(n))
+    rows, arrays = val.rows[:n], val.arrays(slice(n))
     z, valid = sampler.masked_tokens(arrays, cfg), arrays.valid
 
     def exact(order, steps):
@@ -536,7 +536,7 @@ def asked(recipe, n_rows, other=None):
     params, shape = checkpoint.load(folder)
     run, tok = dataclasses.replace(run, model=shape), data.open_tokenizer(folder, shape.vocab_size)
     text = texts.eval_subset(texts.encode_split(run, tok, "val", with_completions=not run.max_prompt_len), run)
-    arrays = text.take(slice(None))
+    arrays = text.arrays()
     fns = {"words": right_words} if recipe == "long_base" else run_rewards.reward_functions(run, tok, text.rows)[0]
 
     def score(x):
@@ -711,7 +711,7 @@ def growing(what, n, usual, shape):
         return {"step": step, "pass": denoise}, {"step": flops, "pass": flops / 3}
     r = rl.roll_out(params, key, prompts_of(run, B)[1], run)
     adv = jax.random.normal(key, r.tokens.shape[:1])
-    chosen = rl.Chosen(r, adv, jnp.arange(len(adv)), {})
+    chosen = rl.Chosen(r, adv, {})
     (batch,) = rl.minibatches(rl.State(0, params, None, None, None), (key, key), chosen, run)
     return {"step": functools.partial(step, batch)}, {"step": flops}
 
@@ -813,20 +813,20 @@ def beside_torch(torch, twin, run, rounds):
     judge = lambda: rl.score_rollout(r, text.rows, fns, run, tok)
     found = judge().rewards
     adv = group_advantages(found, **advantage_settings(found, run)).reshape(-1)
-    chosen = rl.Chosen(r, adv, jnp.arange(len(adv)), {})
+    chosen = rl.Chosen(r, adv, {})
     scored = lambda: rl.minibatches(state, (key, key), chosen, run)
     batches = scored()
 
     def tensors(b):
-        cut = {"x": b.rollout.tokens, "M": b.views.masked, "w": b.views.weight, "adv": b.advantage}
-        cut |= {"old": b.old_logp[:, start:], "mask": b.rollout.counts[:, start:]}
+        cut = {"x": b.rollout.tokens, "M": b.views.masked, "w": b.views.weight, "adv": b.loss.adv}
+        cut |= {"old": b.loss.old_logp, "mask": b.loss.mask}
         cut = {k: torch.from_numpy(np.array(a)) for k, a in cut.items()}
         return cut | {"x": cut["x"].long()}
 
     weights, logp, loss, their_step = twin.tuning(params, cfg, run)
     equal(batches[-1], params, run, weights, loss, tensors, twin)
     z = torch.from_numpy(np.array(jnp.where(r.completion, cfg.mask_id, r.tokens))).long()
-    theirs = [tensors(b._replace(old_logp=batches[-1].old_logp)) for b in batches]
+    theirs = [tensors(rl.with_logp(b, old_logp=batches[-1].loss.old_logp)) for b in batches]
     stages = {  # ours, PyTorch's
         "rollout": (waiting(rollout, run), lambda: twin.llada(weights, z, cfg, start, *how, 1.0)),
         "rewards (one call for both)": (judge, None),
@@ -850,7 +850,8 @@ def beside_torch(torch, twin, run, rounds):
 
 def equal(b, params, run, weights, loss, tensors, twin):
     """Stops if the loss of a minibatch or its gradient is not that of the twin. Ratios are made to be other than 1."""
-    b = b._replace(old_logp=b.old_logp + 0.3 * jax.random.normal(jax.random.key(1), b.old_logp.shape))
+    old = b.loss.old_logp
+    b = rl.with_logp(b, old_logp=old + 0.3 * jax.random.normal(jax.random.key(1), old.shape))
     (value, metrics), grads = jax.value_and_grad(rl.policy_loss, has_aux=True)(params, b, run)
     other = loss(tensors(b))
     other.backward()

@@ -510,7 +510,7 @@ def begun_run(cfg, params):
     def iterate(policy, key, update, old_logp_of=None):
         if cfg.objective == "grpo":
             return trainer.iteration(policy, key, update, lambda step: text, rewards, cfg, tok, old_logp_of)
-        return update(noise(key, text.take(slice(None)))) or {}
+        return update(noise(key, text.arrays())) or {}
 
     loss = (functools.partial(rl.policy_loss, cfg=cfg) if cfg.objective == "grpo" else
             rl.denoising_loss(cfg))  # fmt: skip

@@ -154,11 +154,11 @@ def test_log_probs_before_and_after_are_those_of_the_checkpoints(kind, pages):
             for c in prompt["completions"]:
                 x = np.array([[TOK.pad_id] * (8 - len(ids)) + ids + c["ids"]])
                 for u in (u for u in c["updates"] if u["number"] == number):
-                    masked, weight = np.zeros((8, 1, 14), bool), np.zeros((8, 6))  # of at most 8 views
+                    masked, weight = np.zeros((1, 8, 14), bool), np.zeros((8, 6))  # of at most 8 views
                     for i, view in enumerate(u["views"]):
-                        masked[i, 0, 8:], weight[i, view["scored"]] = view["masked"], view["weight"]
+                        masked[0, i, 8:], weight[i, view["scored"]] = view["masked"], view["weight"]
                     each, _ = score(params, x, masked, cfg=shape, valid=valid, start=8)
-                    counts, expected = np.array(u["counts"]), (weight * each[:, 0, 8:]).sum(0)
+                    counts, expected = np.array(u["counts"]), (weight * each[0, :, 8:]).sum(0)
                     np.testing.assert_allclose(np.array(u[name])[counts], expected[counts], atol=1e-4)
                     compared += 1
     assert compared == 12

@@ -90,8 +90,8 @@ def alone(params, x, M, cfg, valid=None):
     for more in (dict(), dict(shift=True), dict(**{"gemma.window": 3}), dict(n_layer=9, shift=True)))])  # fmt: skip
 def test_one_clean_copy_serves_all_views_as_a_pass_for_every_block_does(switches, quick):
     cfg, valid = of(**switches), jnp.arange(6) >= jnp.array([[0], [1], [2]])  # padding: columns are no positions
-    M = valid & (jax.random.uniform(KEY, (4, 3, 6)) < 0.6)
-    four = lambda a: jnp.tile(a, (4, 1))
+    M = valid[:, None] & (jax.random.uniform(KEY, (3, 4, 6)) < 0.6)
+    four = lambda a: jnp.repeat(a, 4, 0)
     params = FAR if not {"n_layer", "window"} & {*switches} else model.init(KEY, cfg)
     want = alone(params, four(X), M.reshape(12, 6), cfg, four(valid)).reshape(M.shape)
     # Half of the views of one text, all of one and half of the next; and from a column on.
@@ -119,7 +119,7 @@ def test_blocks_of_one_are_an_autoregressive_model():
     batch = data.Batch(texts, jnp.ones(texts.shape, bool), None)
     noisy = noise_of(KEY, batch, cfg)
     assert (noisy.z == cfg.mask_id).all()  # the bound needs no luck
-    nll = -view_logp(FAR, texts, jnp.ones((1, *texts.shape), bool), cfg)[0][0].sum(1)
+    nll = -view_logp(FAR, texts, jnp.ones(texts[:, None].shape, bool), cfg)[0].sum((1, 2))
     close(loss(FAR, noisy, cfg)[0], nll.sum() / texts.size, 1e-5)
     close(jnp.exp(-nll).sum(), 1, 1e-5)  # it is a distribution over all texts
     close(nll, -alone(FAR, texts, True, cfg).sum(1), 1e-5)
@@ -166,8 +166,8 @@ def test_trace_takes_the_same_step_of_every_block_as_one_view():
     step = jnp.array([[-1, 3, 7, 5, 9, 8]])
     hole = step >= 0
     M, w, s = draw_views(KEY, "trace", hole, step=step, n=2, cfg=CFG)
-    np.testing.assert_array_equal(M[:, 0], [[0, 1, 1, 1, 1, 1], [0, 0, 1, 0, 1, 0]])
-    np.testing.assert_array_equal(w[:, 0], [[0, 1, 0, 1, 0, 1], [0, 0, 1, 0, 1, 0]])
+    np.testing.assert_array_equal(M[0], [[0, 1, 1, 1, 1, 1], [0, 0, 1, 0, 1, 0]])
+    np.testing.assert_array_equal(w[0], [[0, 1, 0, 1, 0, 1], [0, 0, 1, 0, 1, 0]])
     np.testing.assert_array_equal(s, hole)
 
 
@@ -178,7 +178,7 @@ def test_a_shifted_block_whose_other_tokens_are_drawn_at_once_needs_one_view():
     cfg, hole = of(shift=True, **{"blocks.block": 4}), z == 4
     more = dict(cfg=cfg, valid=valid)
     M, w, s = draw_views(KEY, "trace", hole, step=trace["step"], n=1, **more)
-    assert (blocks.first_of_block(valid, 7, cfg) & hole).any() and (w[0] == hole).all() and (s == hole).all()
+    assert (blocks.first_of_block(valid, 7, cfg) & hole).any() and (w[:, 0] == hole).all() and (s == hole).all()
     close(token_logp(FAR, x, diffusion.Views(M, w, s), cfg, valid), trace["logp"], 1e-5)
 
 
@@ -189,8 +189,8 @@ def test_trace_gives_the_log_probs_of_sdars_sampler_on_its_canvas():
         x, step = jnp.array(e[f"canvas_{r}"])[None], jnp.array(e[f"canvas_step_{r}"])[None]
         M, w, _ = draw_views(KEY, "trace", step >= 0, step=step, n=4, cfg=cfg)
         free = dataclasses.replace(cfg, mask_id=None)  # theirs keeps the mask in the softmax
-        l = model.readout(params, blocks.hidden(params, x, jnp.where(M[:, 0], 308, x)[None], cfg)[0], free)
-        logp = (w[:, 0] * diffusion.gather_logp(l, jnp.broadcast_to(x, M[:, 0].shape))).sum(0)
+        l = model.readout(params, blocks.hidden(params, x, jnp.where(M, 308, x), cfg)[0], free)
+        logp = (w[0] * diffusion.gather_logp(l, jnp.broadcast_to(x, M[0].shape))).sum(0)
         close(logp, np.where(step[0] >= 0, e[f"canvas_logp_{r}"], 0), 1e-5)
 
 
@@ -369,7 +369,7 @@ def test_every_estimator_tunes_it(base, changes, tmp_path):
     task = train.tune(cfg, tok, start)
     state = state if frozen else state._replace(reference=start)
     b, notes = next(iter(batches_of(task, state, KEY)))
-    total, metrics = task.loss(state.params, b._replace(advantage=jnp.linspace(-1, 1, len(b.advantage))))
+    total, metrics = task.loss(state.params, b._replace(loss=b.loss._replace(adv=jnp.linspace(-1, 1, len(b.loss.adv)))))
     assert np.isfinite(total) and notes["steps_per_token"] > 0
     if cfg.logp_est == "trace":  # 4 views are all steps of a block
         assert metrics["behaviour_gap"] < 1e-5

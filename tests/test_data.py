@@ -338,7 +338,7 @@ def test_what_cannot_be_read_is_answered_with_what_was_expected(tmp_path, name, 
 
 def test_messages_before_a_prompt_need_a_chat_template():
     template = data.chat("chatml", "Be brief.", CHATTY)
-    ids = data.encode([OF_CHAT], CHATTY, 300, 9, template).batch.tokens[0]
+    ids = data.encode([OF_CHAT], CHATTY, 300, 9, template)[0].tokens[0]
     assert CHATTY.decode(ids, specials=True).replace("<|pad|>", "").startswith(
         "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
         "<|im_start|>user\n2+3<|im_end|>\n<|im_start|>assistant\n5")
@@ -467,7 +467,7 @@ def test_prompts_end_and_completions_begin_at_prompt_len():
     assert (arrays.valid == (arrays.tokens != p)).all() and not notes
     assert (arrays.maskable == [[False] * 3 + [True] * 4] * 4).all()
     assert row.tolist() == [0, 1, 2, 3]
-    assert [a.dtype for a in (*arrays, row)] == [np.int32, bool, bool, np.int32]
+    assert [a.dtype for a in (*arrays[:3], row)] == [np.int32, bool, bool, np.int32]
 
 
 def test_rows_that_do_not_fit_are_left_out_and_documents_are_cut_into_windows():
@@ -478,7 +478,7 @@ def test_rows_that_do_not_fit_are_left_out_and_documents_are_cut_into_windows():
     assert row.tolist() == [2]
     assert notes == {"left out: prompt longer than 3 tokens (the longest has 4)": 1,
                      "left out: completion longer than 4 tokens (the longest has 5)": 1}
-    assert data.encode(rows[:2], tok, 3, 4).batch.tokens.shape == (0, 7)
+    assert data.encode(rows[:2], tok, 3, 4)[0].tokens.shape == (0, 7)
     rows = [{"prompt": "", "completion": "abcdefghij"}, {"prompt": "", "completion": "kl"}]
     arrays, row, notes = data.encode(rows, tok, 0, 4)
     assert [tok.decode(t) for t in arrays.tokens] == ["abcd", "efgh", "ij", "kl"]
@@ -515,11 +515,11 @@ def test_a_chat_template_writes_what_the_model_was_taught_to_read(name, system, 
 
 def test_what_looks_like_a_special_token_in_a_row_is_text():
     template = data.chat("chatml", None, CHATTY)
-    ids = data.encode([{"prompt": "a<|mask|>b", "completion": "c"}], CHATTY, 200, 9, template).batch.tokens[0]
+    ids = data.encode([{"prompt": "a<|mask|>b", "completion": "c"}], CHATTY, 200, 9, template)[0].tokens[0]
     assert CHATTY.mask_id not in ids and "user\na<|mask|>b<|im_end|>" in CHATTY.decode(ids, specials=True)
     assert data.chat(None, "unused", CHATTY) is None
     rows = [{"prompt": "<|mask|>", "completion": "<|eos|>"}]
-    assert CHATTY.decode(data.encode(rows, CHATTY, 8, 8).batch.tokens[0]) == "<|mask|><|eos|>"
+    assert CHATTY.decode(data.encode(rows, CHATTY, 8, 8)[0].tokens[0]) == "<|mask|><|eos|>"
 
 
 def test_an_instruction_stands_before_every_prompt_in_its_turn():

@@ -43,8 +43,8 @@ likelihood = jax.jit(diffusion.likelihood, static_argnames=("cfg", "n", "start")
 
 
 def log_probs(params, x, M, w, cfg, valid=None, start=0, chunk=None):
-    """Weigh and sum the log-probs of views M, w (K, B, T)."""
-    return diffusion.token_logp(params, x, diffusion.Views(M, w, w.sum(0)), cfg, valid, start, chunk)
+    """Weigh and sum the log-probs of views M, w (B, K, T)."""
+    return diffusion.token_logp(params, x, diffusion.Views(M, w, w.sum(1)), cfg, valid, start, chunk)
 
 
 token_logp = jax.jit(log_probs, static_argnames=("cfg", "start", "chunk"))
@@ -187,8 +187,8 @@ def estimates(method, rows=40_000, seed=0, **options):
         options["step"] = jnp.tile(options["step"], (rows, 1))
     M, w, s = (np.asarray(a) for a in views(jax.random.key(seed), method, hole, **options))
     assert not (w * ~M).any() or method == "exact"
-    assert not (M & ~np.asarray(hole)).any()
-    return s * (w * table()[code(M)]).sum(0)
+    assert not (M & ~np.asarray(hole)[:, None]).any()
+    return s * (w * table()[code(M)]).sum(1)
 
 
 def agrees(samples, exact):
@@ -222,13 +222,13 @@ def test_log_p_is_a_mean_over_views_and_what_was_drawn_is_in_the_share_of_the_lo
     hole, order = jnp.tile(HOLES, (3000, 1)), jnp.tile(jnp.array([[-1, 1, 0, 1]]), (3000, 1))
     for n in (1, 3):
         _, w, s = (np.asarray(a) for a in views(jax.random.key(n), method, hole, step=order, n=n))
-        close(w.sum(0), s > 0)
+        close(w.sum(1), s > 0)
         agrees(s, np.asarray(HOLES[0], float))  # 1 on average: nothing has a bias
 
 
 def test_coupled_elbo_scores_every_token_in_every_pair():
     M, w, _ = views(KEY, "coupled_elbo", jnp.tile(HOLES, (64, 1)), n=2)
-    np.testing.assert_array_equal(M[:2] ^ M[2:], np.tile(HOLES, (2, 64, 1)))
+    np.testing.assert_array_equal(M[:, :2] ^ M[:, 2:], np.tile(HOLES, (64, 2, 1)))
     assert ((w > 0) == M).all()
 
 
@@ -243,11 +243,11 @@ def test_strata_score_every_token_once_given_all_other_strata(n):
     found = estimates("strata", n=n, rows=40_000 if n == 2 else 3)
     agrees(found, target)
     M, w, s = views(KEY, "strata", HOLE, n=n)
-    np.testing.assert_array_equal(M.sum(0), HOLE)  # each token once, and no token of the prompt
+    np.testing.assert_array_equal(M.sum(1), HOLE)  # each token once, and no token of the prompt
     np.testing.assert_array_equal(w, M)
     np.testing.assert_array_equal(s, HOLE)
     sizes = np.asarray(M.sum(2))
-    assert (sizes.max(0) - sizes.min(0) <= 1).all()
+    assert (sizes.max(1) - sizes.min(1) <= 1).all()
 
 
 @functools.cache
@@ -259,7 +259,7 @@ def quadrature_views(L, n, rows):
 def quadrature_of(f, L, n, rows):
     """What `quadrature` makes of completions of L tokens with log p = f(l) / L each in a view with l masks: (rows,)."""
     M, w, s = quadrature_views(L, n, rows)
-    return (s * (w * f(M.sum(-1, keepdims=True)) / L).sum(0)).sum(1)
+    return (s * (w * f(M.sum(-1, keepdims=True)) / L).sum(1)).sum(1)
 
 
 def test_quadrature_is_exact_for_a_constant_in_every_draw_and_for_a_line_on_average():
@@ -290,7 +290,7 @@ def test_coupled_is_half_of_everything_and_half_of_two_complementary_views():
             chance = lambda t, n=others: t ** sum(n) * (1 - t) ** (2 - sum(n))
             target[i] += table()[M][i] * (chance(t) + chance(1 - t)).mean() / 2
     agrees(estimates("coupled"), target)
-    weights = np.asarray(views(KEY, "coupled", jnp.tile(HOLES, (20_000, 1)))[1].sum(0))
+    weights = np.asarray(views(KEY, "coupled", jnp.tile(HOLES, (20_000, 1)))[1].sum(1))
     close(weights[:, 1:].mean(), 1.5, 0.02)  # not 1: why its ratios and its KL are stretched
 
 
@@ -303,8 +303,8 @@ def test_one_step_can_mask_prompt_tokens_which_it_does_not_score():
     M, w, _ = views(KEY, "one_step", ~prompt)
     rollout = types.SimpleNamespace(completion=~prompt, valid=None)
     M = masked_prompt.Keys(share=0.3).views(KEY, diffusion.Views(M, w, None), rollout, None).masked
-    np.testing.assert_array_equal(w[0], ~prompt)
-    assert abs(float((M[0] & prompt).sum(1).mean()) - 0.3) < 0.05 and (M[0] | prompt).all()
+    np.testing.assert_array_equal(w[:, 0], ~prompt)
+    assert abs(float((M[:, 0] & prompt).sum(1).mean()) - 0.3) < 0.05 and (M[:, 0] | prompt).all()
 
 
 def test_trace_is_the_probability_of_the_path():
@@ -324,7 +324,7 @@ def test_a_sample_of_the_steps_is_unbiased(n):
 def test_sampled_steps_are_never_the_same_step_twice():
     order = jnp.tile(jnp.arange(12)[None], (500, 1))
     _, w, _ = views(KEY, "trace", jnp.ones((500, 12), bool), step=order, n=5)
-    assert ((w > 0).sum((0, 2)) == 5).all() and ((w > 0).sum(0) <= 1).all()
+    assert ((w > 0).sum((1, 2)) == 5).all() and ((w > 0).sum(1) <= 1).all()
 
 
 def test_every_view_scores_a_token_of_the_loss():
@@ -333,8 +333,8 @@ def test_every_view_scores_a_token_of_the_loss():
     order = jnp.where(jnp.arange(64)[:, None] % 2, jnp.arange(12), 11 - jnp.arange(12))
     for n in (1, 2, 3, 5):
         M, w, s = views(KEY, "trace", hole, step=order, n=n, counts=counts)
-        scored = ((w > 0) & counts).sum(2)  # (n, B)
-        assert (scored[: min(n, 3)] == 1).all() and not scored[3:].any()
+        scored = ((w > 0) & counts[:, None]).sum(2)  # (B, n)
+        assert (scored[:, : min(n, 3)] == 1).all() and not scored[:, 3:].any()
         close((s * counts).sum(1), 3 * np.ones(64))
         assert not (w * ~M).any()
 
@@ -342,8 +342,8 @@ def test_every_view_scores_a_token_of_the_loss():
 def test_what_was_filled_before_a_step_is_not_masked_in_its_view_though_it_does_not_count():
     order, counts = jnp.array([[0, 1, 2, 3, 4]]), jnp.array([[False, True, False, True, False]])
     M, w, _ = views(KEY, "trace", jnp.ones((1, 5), bool), step=order, n=2, counts=counts)
-    np.testing.assert_array_equal(M[:, 0], [[0, 1, 1, 1, 1], [0, 0, 0, 1, 1]])
-    np.testing.assert_array_equal((w * counts)[:, 0] > 0, [[0, 1, 0, 0, 0], [0, 0, 0, 1, 0]])
+    np.testing.assert_array_equal(M[0], [[0, 1, 1, 1, 1], [0, 0, 0, 1, 1]])
+    np.testing.assert_array_equal((w * counts[:, None])[0] > 0, [[0, 1, 0, 0, 0], [0, 0, 0, 1, 0]])
 
 
 def test_exact_is_one_pass_of_a_causal_model():
@@ -372,7 +372,7 @@ def looked_up(method, rows=4):
     """-> x, M, w of some rows, and token_logp of them from the table."""
     x, hole = jnp.tile(TEXT, (rows, 1)), jnp.tile(HOLES, (rows, 1))
     M, w, _ = views(KEY, method, hole, step=jnp.tile(jnp.array([[-1, 2, 0, 1]]), (rows, 1)), n=3)
-    return x, M, w, (np.asarray(w) * table()[code(M)]).sum(0)
+    return x, M, w, (np.asarray(w) * table()[code(M)]).sum(1)
 
 
 def test_token_logp_in_chunks_is_the_table_looked_up():
@@ -405,7 +405,7 @@ def test_coupled_equals_diffucoders_own_numbers():
     w = np.stack([np.full(half.shape, 0.5), half / (2 * t), ~half / (2 * (1 - t))])
     close((w * np.stack([g["l0"], g["l1"], g["l2"]])).sum(0), g["token_logp"], 1e-5)
     ours = np.asarray(views(KEY, "coupled", jnp.ones((1, 6), bool), t_range=(t, t))[1])
-    np.testing.assert_allclose(np.unique(ours[1:].round(5)), np.unique([0, 1 / (2 * t), 1 / (2 - 2 * t)]), atol=2e-5)
+    np.testing.assert_allclose(np.unique(ours[:, 1:].round(5)), np.unique([0, 1 / (2 * t), 1 / (2 - 2 * t)]), atol=2e-5)
 
 
 # ---- logits in chunks ----
@@ -465,11 +465,11 @@ def test_remat_in_chunks_computes_every_block_twice_and_not_three_times():
     """Forward, again, and two for the gradient: 4 passes of a chunk, which XLA counts once. It was 4.8."""
     cfg = model.ModelConfig(n_layer=3, d_model=32, vocab_size=40, mask_id=39, remat=True)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg))
-    x, M = jax.ShapeDtypeStruct((4, 12), int), jax.ShapeDtypeStruct((2, 4, 12), bool)
+    x, M = jax.ShapeDtypeStruct((4, 12), int), jax.ShapeDtypeStruct((4, 2, 12), bool)
     logp = lambda p, x, M, chunk=4: diffusion.view_logp(p, x, M, cfg, chunk=chunk)[0]
     flops = lambda f, M: jax.jit(f).lower(params, x, M).compile().cost_analysis()["flops"]
-    once = flops(logp, jax.ShapeDtypeStruct((1, 4, 12), bool))
-    assert 3.5 < flops(jax.grad(lambda p, x, M: jnp.exp(logp(p, x, M).sum(0)).sum()), M) / once < 4.2
+    once = flops(logp, jax.ShapeDtypeStruct((4, 1, 12), bool))
+    assert 3.5 < flops(jax.grad(lambda p, x, M: jnp.exp(logp(p, x, M).sum(1)).sum()), M) / once < 4.2
 
 
 def test_accuracy_counts_masked_tokens_that_are_the_likeliest():

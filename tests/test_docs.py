@@ -209,10 +209,10 @@ def test_the_estimator_of_the_page_masks_every_token_once_in_five_views(added):
     assert config.views_for_1_and_2(diffusion.ESTIMATORS["fifths"]) == (5, 5)  # whatever logp_views is
     completion = jnp.ones((4000, 3), bool)
     masked, weight, share = diffusion.views(jax.random.key(0), "fifths", completion, n=2)
-    assert masked.shape == weight.shape == (5, 4000, 3) and (share == 1).all()
+    assert masked.shape == weight.shape == (4000, 5, 3) and (share == 1).all()
     np.testing.assert_array_equal(weight, masked)
-    np.testing.assert_array_equal(masked.sum(0), 1)
-    np.testing.assert_allclose(masked.mean((1, 2)), 0.2, atol=0.02)
+    np.testing.assert_array_equal(masked.sum(1), 1)
+    np.testing.assert_allclose(masked.mean((0, 2)), 0.2, atol=0.02)
 
 
 def test_the_loss_of_the_page_is_reinforce_at_the_first_update(added):
@@ -286,4 +286,4 @@ def test_one_batch_has_the_shapes_that_the_page_says():
     completion = jax.ShapeDtypeStruct((96, 16), bool)
     masked, _, share = jax.eval_shape(
         lambda completion: diffusion.views(jax.random.key(0), cfg.logp_est, completion, n=cfg.logp_views), completion)
-    assert masked.shape == (2, 96, 16) and share.shape == (96, 16)
+    assert masked.shape == (96, 2, 16) and share.shape == (96, 16)

@@ -110,6 +110,6 @@ def test_the_rows_of_a_data_set_and_what_their_own_completions_earn(recipe):
     fns = rewards.resolve([*cfg.rewards, *cfg.eval_rewards])
     completions = [row["completion"] for row in rows[1]]
     columns = rewards.as_columns(rows[1])
-    earned = rewards.combine(fns, None, [row["prompt"] for row in rows[1]], completions, columns).parts
+    _, earned = rewards.combine(fns, None, [row["prompt"] for row in rows[1]], completions, columns)
     text = json.dumps([rows, {name: part.tolist() for name, part in earned.items()}])
     same(f"rows {recipe}", hashlib.sha1(text.encode()).hexdigest())

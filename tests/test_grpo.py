@@ -534,7 +534,7 @@ def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=Non
         drawn = sample.as_drawn(logits, x, plan) if plan else logits / temperature
         return diffusion.gather_logp(drawn, x), x
 
-    logp = (w * diffusion.view_logp(params, x, M, CFG, say=say)[0]).sum(0)
+    logp = (w * diffusion.view_logp(params, x, M, CFG, say=say)[0]).sum(1)
     weight = len(x) * p[:, None] * grpo.token_weights("dr_grpo", mask, 1)
     batch = LossBatch(reward, mask, weight, mask / mask.sum())
     return grpo.loss(logp, batch, LossConfig("dr_grpo", "none"))[0]

@@ -128,13 +128,13 @@ class Hide:
             raise ModuleNotFoundError(f"No module named {name!r} (hidden)", name=name)
 
 sys.meta_path.insert(0, Hide)
-import diffusion, model
+import data, diffusion, model
 
 key, x = jax.random.key(0), jnp.arange(24).reshape(4, 6) % 11
 cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11)
 
 def score(params):
-    batch = diffusion.noise(key, (x, x > 0, None), cfg)
+    batch = diffusion.noise(key, data.Batch(x, x > 0), cfg)
     value, gradient = jax.value_and_grad(lambda p: diffusion.loss(p, batch, cfg)[0])(params)
     params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
     views = diffusion.views(key, "coupled_elbo", x > 0)
@@ -161,7 +161,7 @@ def first_commands(folder):
 
 @pytest.mark.slow
 def test_the_first_recipe_and_sampling_from_it_work_without_the_folder_of_variants(tmp_path):
-    hide = WITHOUT.split("import diffusion, model")[0]
+    hide = WITHOUT.split("import data, diffusion, model")[0]
     for argv in first_commands(tmp_path):
         module = "train" if argv[0] == "train.py" else "tools.complete"
         code = f"{hide}\nfrom importlib import import_module\nprogram = import_module({module!r})\n"

@@ -93,7 +93,7 @@ def test_its_log_probs_of_completions_are_the_estimator_coupled_elbo(params, gri
     completion = masks_of((24, 16), 2).at[:, 3].set(True)
     views = draw_views(jax.random.key(5), "coupled_elbo", completion, n=1)
     theirs = (views.share * token_logp(params, grids[:24], views, CFG)).sum(1)
-    close(jax.jit(one_file.completion_logp)(params, grids[:24], completion, views.masked[0]), theirs, 1e-4)
+    close(jax.jit(one_file.completion_logp)(params, grids[:24], completion, views.masked[:, 0]), theirs, 1e-4)
 
 
 @pytest.mark.slow
@@ -103,8 +103,8 @@ def test_its_policy_loss_has_the_gradient_of_the_cores_loss_without_ratio(params
     count = jax.random.randint(count_key, (24,), 0, one_file.EMPTY + 1)
     part = one_file.random_masks(mask_key, completion, count)
     each = [(completion.sum(1) + 1) / (2 * jnp.maximum(m.sum(1), 1)) for m in (part, completion & ~part)]
-    masked = jnp.stack([part, completion & ~part])
-    views = diffusion.split_weight(masked, masked * jnp.stack(each)[..., None])
+    masked = jnp.stack([part, completion & ~part], 1)
+    views = diffusion.split_weight(masked, masked * jnp.stack(each, 1)[..., None])
     weight = grpo.token_weights("dapo", completion, 16)
 
     def loss(params):

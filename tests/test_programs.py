@@ -332,7 +332,7 @@ def test_performance_pays_right_solutions_that_are_fast_and_short():
 def test_the_language_of_all_rows_can_be_a_setting():
     fns = rewards.resolve("syntax(language=json),fenced(language=json)")
     texts = ["```\n{}\n```", "```\n{\n```", "```\n[1]\n```"] * 2  # more rows than "json" has letters
-    parts = rewards.combine(fns, None, [""] * 6, texts, {}).parts
+    _, parts = rewards.combine(fns, None, [""] * 6, texts, {})
     assert parts["syntax"].tolist() == [1, -1, 1] * 2 and parts["fenced"].tolist() == [1, 0.5, 1] * 2
 
 

@@ -109,17 +109,17 @@ def test_diversity_is_against_the_nearest_of_the_group():
 
 def test_speed_counts_only_where_the_first_reward_says_that_the_answer_is_right():
     texts, columns = ["5", "6", "5", " "], {"answer": ["5"] * 4, "tokens_per_pass": [1.0, 8.0, 4.0, 9.0]}
-    everything = combine(resolve("exact,passes"), None, ["p"] * 4, texts, columns)
-    assert everything.total.tolist() == [2, 8, 5, 0]
-    right = combine(resolve("exact,passes(right=1)"), None, ["p"] * 4, texts, columns)
-    assert right.total.tolist() == [2, 0, 5, 0]
-    np.testing.assert_array_equal(right.parts["passes"], [1, np.nan, 4, np.nan])
+    total, _ = combine(resolve("exact,passes"), None, ["p"] * 4, texts, columns)
+    assert total.tolist() == [2, 8, 5, 0]
+    total, right = combine(resolve("exact,passes(right=1)"), None, ["p"] * 4, texts, columns)
+    assert total.tolist() == [2, 0, 5, 0]
+    np.testing.assert_array_equal(right["passes"], [1, np.nan, 4, np.nan])
     clip = lambda values: values.clip(-0.5, 0.5)
-    clipped = combine(resolve("exact,syntax,passes(right=1)"), None, ["p"] * 4, texts, columns, change=clip)
-    np.testing.assert_array_equal(clipped.parts["passes"], [0.5, np.nan, 0.5, np.nan])
-    shy = combine({"shy": of_rows(None, 1), **resolve("passes(right=0)")}, None, ["p"] * 2, ["a", "b"],
-                  {"tokens_per_pass": [2.0, 3.0]})  # fmt: skip
-    np.testing.assert_array_equal(shy.parts["passes"], [np.nan, 3])
+    _, clipped = combine(resolve("exact,syntax,passes(right=1)"), None, ["p"] * 4, texts, columns, change=clip)
+    np.testing.assert_array_equal(clipped["passes"], [0.5, np.nan, 0.5, np.nan])
+    _, shy = combine({"shy": of_rows(None, 1), **resolve("passes(right=0)")}, None, ["p"] * 2, ["a", "b"],
+                     {"tokens_per_pass": [2.0, 3.0]})  # fmt: skip
+    np.testing.assert_array_equal(shy["passes"], [np.nan, 3])
 
 
 @settings(max_examples=10, deadline=None)
@@ -251,9 +251,9 @@ def test_rewards_of_trl_and_open_r1_do_as_they_are_pasted(tmp_path):
     ((1, 2), (0.5, None), [2, 10], [7, 4]), ((1, None, None), (None, 0, None), None, [1, 0, np.nan]),
     ((None, 1), (1, 1), [1, 0], [np.nan, 1])])  # an opinion that weighs nothing does not judge
 def test_combine_weighs_every_part_without_those_that_have_no_opinion(a, b, weights, total):
-    found = combine({"a": of_rows(*a), "b": of_rows(*b)}, weights, ["p"] * len(a), ["x"] * len(a), {})
-    np.testing.assert_array_equal(found.total, total)
-    np.testing.assert_array_equal([found.parts["a"], found.parts["b"]], np.array([a, b], float))
+    found, parts = combine({"a": of_rows(*a), "b": of_rows(*b)}, weights, ["p"] * len(a), ["x"] * len(a), {})
+    np.testing.assert_array_equal(found, total)
+    np.testing.assert_array_equal([parts["a"], parts["b"]], np.array([a, b], float))
 
 
 def test_each_reward_is_clipped_before_it_is_weighed_and_may_return_numbers_of_any_kind():
@@ -469,7 +469,7 @@ def test_rewards_of_evaluations_weigh_nothing_and_speed_is_a_column_only_if_it_i
     rows, ids = [{"prompt": "a", "answer": "x"}, {"prompt": "b", "answer": "y"}], [[1], [2, 3], [4], []]
     for fast in (None, np.array([1.0, 2.0, 3.0, 4.0])):
         found = rewards.score({"trained": trained}, {"shown": shown}, cfg, tok, rows, ids, 2, fast)
-        assert found.texts == ["1", "23", "4", ""] and found.total.tolist() == [2, 4, 2, 0]
+        assert found.completions == ["1", "23", "4", ""] and found.rewards.tolist() == [[[1, 2], [1, 0]]]
         assert found.parts["shown"].tolist() == [100] * 4
     assert "tokens_per_pass" not in seen[0] and seen[1]["tokens_per_pass"] == [1, 2, 3, 4]
     assert seen[0]["answer"] == ["x", "x", "y", "y"] and seen[0]["groups"] == [0, 0, 1, 1]
@@ -497,7 +497,7 @@ def test_a_users_reward_with_the_name_of_one_of_code_starts_no_sandbox(tmp_path,
     (tmp_path / "my.py").write_text("def tests(completions):\n    return [1.0] * len(completions)\n")
     monkeypatch.setattr(programs, "sandbox", lambda **_: pytest.fail("a sandbox was started"))
     cfg = config.Config(rewards=(f"{tmp_path}/my.py:tests",))
-    assert [*run_rewards.reward_functions(cfg, None, [{"prompt": "a"}]).trained] == ["tests"]
+    assert [*run_rewards.reward_functions(cfg, None, [{"prompt": "a"}])[0]] == ["tests"]
 
 
 def test_the_total_of_a_completion_is_that_of_the_rewards_that_have_an_opinion():

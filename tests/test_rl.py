@@ -32,8 +32,9 @@ from data.texts import completion_ids, encode_split, split_rows
 from judges import own
 from loop import collapse, evaluation, in_memory, rollout_log, run_rewards, runs, setup
 from loop.start import prepare, with_ids
+from rewards import Scored
 from system import kernels
-from variants import (  # noqa: F401
+from variants import (  # noqa: F401  (estimators)
     entropy_bonus,
     estimators,
     judge,
@@ -102,15 +103,11 @@ def begin(cfg):
 def rollout_of(tokens, completion=None, valid=None):
     """A Rollout of tokens (B, T), of which completion (B, T), None: all, was asked for and is in the loss."""
     asked = jnp.ones(tokens.shape, bool) if completion is None else completion
-    return rl.Rollout(tokens, valid, asked, asked, tokens, jnp.zeros(tokens.shape), jnp.ones(len(tokens)))
+    return rl.Rollout(tokens, valid, asked, asked, tokens, jnp.zeros(tokens.shape), jnp.ones(len(tokens)),
+                      jnp.arange(len(tokens)))
 
 
 ITERATIONS = {}
-
-
-def in_front(views):
-    """Views of a minibatch, rows first -> views first."""
-    return diffusion.Views(jnp.swapaxes(views.masked, 0, 1), jnp.swapaxes(views.weight, 0, 1), views.share)
 
 
 def one_iteration(cfg):
@@ -132,7 +129,7 @@ def test_completions_of_a_prompt_are_neighbours_and_every_reward_meets_its_own(t
     earned = [sum(map(str.__eq__, text, prompt[::-1])) / 2 for text, prompt in zip(texts, prompts, strict=True)]
     groups = np.reshape(earned, (4, 4))
     adv = (groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + cfg.adv_eps)
-    np.testing.assert_allclose(b.advantage, adv.reshape(-1), atol=1e-5)
+    np.testing.assert_allclose(b.loss.adv, adv.reshape(-1), atol=1e-5)
     assert notes["reward"] == notes["rewards/digits/mean"] == pytest.approx(np.mean(earned))
     assert notes["frac_reward_zero_std"] == np.mean(groups.std(1) == 0)
     assert notes["unique_completions"] == np.mean([len(set(texts[i : i + 4])) / 4 for i in range(0, 16, 4)])
@@ -144,7 +141,7 @@ def test_what_counts_ends_with_the_first_end_of_text_and_a_reward_gets_the_token
     lengths = np.array([row.index(tok.eos_id) if tok.eos_id in row else 4 for row in rows])
     counts = (np.arange(-3, 4) <= lengths[:, None]) & (np.arange(7) >= 3)
     np.testing.assert_array_equal(b.rollout.counts, counts)
-    assert not np.asarray(in_front(b.views).weight)[:, ~counts].any()
+    assert not np.asarray(b.views.weight).swapaxes(1, 2)[~counts].any()
     ended = np.mean(lengths < 4)
     assert 0 < ended == notes["completions/terminated_frac"] == 1 - notes["completions/clipped_ratio"]
     no_text = b.rollout.tokens.at[:, 3:].set(jnp.array([200, 201, tok.eos_id, 50]))  # these bytes are no UTF-8
@@ -161,9 +158,9 @@ def test_every_pass_has_masks_of_its_own_on_which_old_and_reference_were_scored(
     cfg, _, task, state, batches, _ = one_iteration(cfg)
     score = jax.jit(functools.partial(diffusion.token_logp, cfg=cfg.model, start=3))
     for b in batches:
-        now = np.asarray(score(state.params, b.rollout.tokens, in_front(b.views), valid=b.rollout.valid))
-        assert np.isnan(b.old_logp).all() if b is batches[0] else np.abs(b.old_logp - now).max() < 2e-5
-        np.testing.assert_allclose(b.ref_logp, now, atol=2e-5)
+        now = np.asarray(score(state.params, b.rollout.tokens, b.views, valid=b.rollout.valid))[:, 3:]
+        assert np.isnan(b.loss.old_logp).all() if b is batches[0] else np.abs(b.loss.old_logp - now).max() < 2e-5
+        np.testing.assert_allclose(b.loss.ref_logp, now, atol=2e-5)
     first, second = ([(tuple(x), m.tolist()) for b in half for x, m in zip(
         np.asarray(b.rollout.tokens).tolist(), np.asarray(b.views.masked), strict=True)]
         for half in (batches[:2], batches[2:]))  # fmt: skip
@@ -196,7 +193,7 @@ def test_while_nothing_moves_every_ratio_is_exactly_one_in_16_bits(tiny, tmp_pat
 
 def test_one_update_needs_no_old_forward(tiny):
     *_, task, state, (alone,), _ = one_iteration(tiny())
-    assert alone.old_logp is None and alone.ref_logp is None
+    assert alone.loss.old_logp is None and alone.loss.ref_logp is None
     _, metrics = task.loss(state.params, alone)
     assert float(metrics["ratio_max"]) == 1 and float(metrics["clip_ratio/region_mean"]) == 0
 
@@ -222,7 +219,7 @@ def test_the_nll_of_right_completions_is_added_with_its_gradient(tiny):
     counts = np.asarray(r.counts) & right[:, None]
 
     def nll(params):
-        logp = diffusion.token_logp(params, r.tokens, in_front(b.views), cfg.model, r.valid)
+        logp = diffusion.token_logp(params, r.tokens, b.views, cfg.model, r.valid)
         return -jnp.sum(counts * b.views.share * logp) / counts.sum()
 
     def loss(nll_coef):
@@ -262,13 +259,13 @@ def test_a_completion_without_any_opinion_is_left_out(tiny, place):
     )
     cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), loss_type="wd1", ratio_level="none"))
     silent = np.array([text[:1] < "3" for text in map(tok.decode, completion_ids(b.rollout.tokens, tok, cfg))])
-    assert 0 < silent.sum() < 16 and not np.asarray(b.advantage)[silent].any()
+    assert 0 < silent.sum() < 16 and not np.asarray(b.loss.adv)[silent].any()
 
 
 def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
     cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
-    scored = rl.Scored([{"prompt": ""}] * 2, rollout_of(jnp.zeros((8, 2), int)), ["a"] * 8, each, {"exact": each})
+    scored = Scored([{"prompt": ""}] * 2, ["a"] * 8, each, {"exact": each}, rollout_of(jnp.zeros((8, 2), int)))
     notes = rollout_log.describe(scored, np.zeros((2, 4)), cfg, tok)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
@@ -319,21 +316,20 @@ def test_only_grpo_in_16_bits_with_ratios_is_scored_by_the_gradient():
 def test_log_probs_in_chunks_are_those_of_all_positions_at_once(monkeypatch):
     cfg = config.Config(logp_est="one_step", max_prompt_len=2, max_new_tokens=6,
                         model=model.ModelConfig(vocab_size=5, n_layer=1, n_head=1, d_model=8, mask_id=4))  # fmt: skip
-    tokens, zero = jax.random.randint(KEY, (3, 8), 0, 4), jnp.zeros((3, 8))
+    tokens = jax.random.randint(KEY, (3, 8), 0, 4)
     rollout = rollout_of(tokens, jnp.broadcast_to(jnp.arange(8) >= 2, (3, 8)))
-    b = rl.Minibatch(rollout, rl.draw_views(KEY, rollout, cfg), zero[:, 0], zero, zero)
-    params = model.init(KEY, cfg.model)
-    score = lambda: jax.jit(functools.partial(rl.policy_logp, cfg=cfg))(params, b)
+    params, views = model.init(KEY, cfg.model), rl.draw_views(KEY, rollout, cfg)
+    score = lambda: jax.jit(functools.partial(rl.policy_logp, cfg=cfg))(params, rollout, views)
     whole, _ = score()
     monkeypatch.setattr(kernels, "LOGITS_BYTES", 4 * cfg.model.vocab_size * 3)
     np.testing.assert_allclose(score()[0], whole, atol=1e-6)
-    assert (whole[:, 2:] < 0).all() and not whole[:, :2].any()
+    assert whole.shape == (3, 6) and (whole < 0).all()
 
 
 def test_every_random_choice_of_an_iteration_has_a_key_of_its_own(monkeypatch):
     """The rollout, the masks of the views, and the order of the completions in minibatches."""
     keys, rollout = [], rollout_of(jnp.zeros((4, 2), int))
-    scored = rl.Scored([0, 1], rollout, ["a"] * 4, np.ones((1, 2, 2)), {})
+    scored = Scored([0, 1], ["a"] * 4, np.ones((1, 2, 2)), {}, rollout)
     monkeypatch.setattr(rl, "roll_out", lambda params, key, *more: keys.append(key) or rollout)
     monkeypatch.setattr(rl, "score_rollout", lambda *given: scored)
     monkeypatch.setattr(rollout_log, "describe", lambda *given: {"skipped": False})
@@ -354,7 +350,7 @@ def test_a_negative_reward_is_not_divided_by_the_mean_of_its_group():
 
 def test_an_epoch_of_prompts_takes_every_row_once():
     rows = [{"prompt": str(i)} for i in range(24)]
-    text = texts.EncodedRows(rows, np.arange(24)[:, None], np.ones((24, 1), bool), None)
+    text = data.Batch(np.arange(24)[:, None], np.ones((24, 1), bool), None, rows)
     draw = texts.prompt_sampler(config.Config(batch_size=4), data.Tokenizer.bytes(), text)
     drawn = [int(row["prompt"]) for step in range(6) for row in draw(step).rows]
     assert np.bincount(drawn).tolist() == [1] * 24
@@ -362,11 +358,11 @@ def test_an_epoch_of_prompts_takes_every_row_once():
 
 def test_updates_see_the_largest_advantages_of_the_signs_that_count(tiny):
     adv = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
-    found = rl.Scored([], rollout_of(jnp.arange(16)[:, None]), [], None, {})
+    found = Scored([], [], None, {}, rollout_of(jnp.arange(16)[:, None]))
     select = lambda **keys: rl.select_completions(found, jnp.array(adv), tiny(**keys))
     best = np.argsort(-adv.reshape(-1))[:5]
     some = select(keep_completions=5, adv_negative=0.0)
-    for which in some.which, some.rollout.tokens[:, 0]:
+    for which in some.rollout.number, some.rollout.tokens[:, 0]:
         np.testing.assert_array_equal(which, best)
     np.testing.assert_array_equal(some.advantage, adv.reshape(-1)[best])
     assert abs(select(keep_completions=5).advantage).min() == np.sort(abs(adv), None)[-5]
@@ -383,7 +379,7 @@ def test_a_rollout_in_chunks_is_the_rollout(tiny, monkeypatch, chunk, parts):
     *_, again, notes = one_iteration(tiny(**cfg, rollout_chunk=chunk))  # 4 prompts with 4 completions each
     assert seen == parts
     for a, b in zip(whole, again, strict=True):
-        assert (np.asarray(a.advantage) != 0).any()
+        assert (np.asarray(a.loss.adv) != 0).any()
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), a, b)
         np.testing.assert_array_equal(a.rollout.tokens, b.rollout.tokens)
     same = lambda notes: {k: v for k, v in notes.items() if "time" not in k and k != "group"}
@@ -923,7 +919,7 @@ def test_keys_of_a_run_reach_its_plan_and_only_rollouts_may_go_on_behind_an_end(
 @functools.partial(jax.jit, static_argnames=("level", "loss"))
 def drift(logp, old, w, s, level, loss):
     """The loss, its metrics and its gradient, of log-probs (B, T) in views with weights w and shares s."""
-    of = lambda x: (w * x).sum(0)  # every view says the same of a token
+    of = lambda x: (w * x[:, None]).sum(1)  # every view says the same of a token
     o = grpo.LossConfig(loss, level, kl_beta=0.5, kl_est="k2", clip_low=0.25, clip_high=0.25)
     hole, adv = jnp.ones(logp.shape, bool), jnp.linspace(-1, 1, len(logp))
     weight = grpo.token_weights(loss, hole, 16)
@@ -1160,11 +1156,12 @@ def test_a_gradient_by_micro_batches_returns_the_log_prob_of_every_token_in_its_
 
 
 def test_means_over_tokens_have_weights_that_add_up_to_one():
-    r = rl.Rollout(*[jnp.ones((3, 4), bool)] * 7)
+    r = rollout_of(jnp.ones((3, 4), bool))
     share = jnp.array([[0, 2.0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
     views = diffusion.Views(jnp.ones((3, 1, 4), bool), jnp.ones((3, 1, 4)), share)
-    chosen = rl.Chosen(r, jnp.ones(3), jnp.arange(3), {})
-    b = rl.new_minibatch(chosen, views, config.Config(objective="grpo", init_from="x", max_new_tokens=4))
-    np.testing.assert_allclose(b.metric_weight, share / 6)
-    b = rl.new_minibatch(chosen, views._replace(share=0 * share), config.Config(objective="grpo", init_from="x"))
-    assert (np.asarray(b.metric_weight) == 0).all()
+    chosen = rl.Chosen(r, jnp.ones(3), {})
+    cfg = config.Config(objective="grpo", init_from="x", max_prompt_len=0, max_new_tokens=4)
+    b = rl.new_minibatch(chosen, views, cfg)
+    np.testing.assert_allclose(b.loss.metric_weight, share / 6)
+    b = rl.new_minibatch(chosen, views._replace(share=0 * share), cfg)
+    assert (np.asarray(b.loss.metric_weight) == 0).all()

@@ -421,7 +421,7 @@ def test_prompts_begin_with_it_and_windows_of_documents_do_not(tmp_path):
     path, bos = beginning(tmp_path, {})
     tok = data.open_tokenizer(path)
     rows = [{"prompt": "a b", "completion": "c"}, {"prompt": "", "completion": "the thing " * 9}]
-    tokens = data.encode(rows, tok, 8, 8).batch.tokens
+    tokens = data.encode(rows, tok, 8, 8)[0].tokens
     assert [bos in row for row in tokens] == [True] + [False] * (len(tokens) - 1)
     assert complete.encode("a b", tok, tok.mask_id, "mask", 3)[0][0] == bos
     tok.save(tmp_path / "again")

@@ -93,7 +93,7 @@ def enumerated(case):
 
 
 def drawn_views(label, paths, key, copies):
-    """Draw views of `copies` of all paths -> masked, weight (K, rows, L): what is masked, and what each log-prob counts
+    """Draw views of `copies` of all paths -> masked, weight (rows, K, L): what is masked, and what each log-prob counts
     in the estimate."""
     rows = np.tile(np.arange(len(paths.x)), copies)
     order, counts = tiny.with_prompt(paths.step[rows], -1), paths.counts[rows] | label.endswith(WHOLE)
@@ -101,7 +101,7 @@ def drawn_views(label, paths, key, copies):
     views = diffusion.views(key, label.split(",")[0], order >= 0, step=order, n=n,
                             counts=tiny.with_prompt(counts, False))  # fmt: skip
     masked, weight, share = (np.asarray(a)[..., 1:] for a in views)
-    return masked, weight * share * counts
+    return masked, weight * (share * counts)[:, None]
 
 
 def moments(label, paths, dots, n_keys, copies):
@@ -112,13 +112,13 @@ def moments(label, paths, dots, n_keys, copies):
     (n, L), mean, square = paths.x.shape, 0.0, 0.0
     for key in jax.random.split(jax.random.key(0), n_keys):
         masked, weight = drawn_views(label, paths, key, copies)
-        place = (masked @ 2 ** np.arange(L))[..., None] * L + np.arange(L)  # (K, rows, L), into S * L
+        place = (masked @ 2 ** np.arange(L))[..., None] * L + np.arange(L)  # (rows, K, L), into S * L
         each = np.zeros((copies * n, 2**L * L), np.float32)
-        np.add.at(each, (np.arange(copies * n)[:, None], place), weight)
+        np.add.at(each, (np.arange(copies * n)[:, None, None], place), weight)
         each = each.reshape(copies, n, -1).swapaxes(0, 1)
         mean += each.mean(1) / n_keys
         square += ((each @ dots) * each).sum(2).mean(1) / n_keys
-    return mean, square, len(masked)
+    return mean, square, masked.shape[1]
 
 
 def near_truth(paths, adv, exact, mean, square):

@@ -101,8 +101,10 @@ def inside_loss(params, b, cfg):
         "counts": batch.mask,
     }
     found = {name: jnp.broadcast_to(values, logp.shape) for name, values in by_token.items()}
-    found |= {"logp": logp, "old_logp": batch.old_logp, "ref_logp": batch.ref_logp}
-    return found | {"view_logp": seen["view_logp"][0].result[0].swapaxes(0, 1)}
+    old = batch.old_logp  # nan: the current policy's
+    found |= {"logp": logp, "old_logp": old if old is None else jnp.where(jnp.isnan(old), logp, old)}
+    found["ref_logp"] = batch.ref_logp
+    return found | {"view_logp": seen["view_logp"][0].result[0]}
 
 
 class Update(NamedTuple):
@@ -118,7 +120,7 @@ class Iteration(NamedTuple):
     """What was recorded of an iteration."""
 
     reward_fns: dict
-    found: rl.Scored
+    found: rewards.Scored
     advantages: np.ndarray  # (B,)
     chosen: np.ndarray  # (K,) which completions learn
     in_loss: np.ndarray  # (K,) their advantages in the loss
@@ -147,7 +149,7 @@ def record_iteration(run: Any, state: Any) -> Iteration:
     chosen = calls["select_completions"][0].result
     found = found._replace(rollout=jax.device_get(found.rollout))
     reward_fns = calls["score_rollout"][0].args[2]
-    learn = np.asarray(chosen.which), np.asarray(chosen.advantage)
+    learn = np.asarray(chosen.rollout.number), np.asarray(chosen.advantage)
     return Iteration(reward_fns, found, np.asarray(adv).reshape(-1), *learn, made, notes)
 
 
@@ -237,7 +239,7 @@ def pack_completion(run, one, c):
     updates = [
         {"number": number} | pack_update(update, row, start)
         for number, update in enumerate(one.updates)
-        for row in np.flatnonzero(update.batch.which == c)
+        for row in np.flatnonzero(update.batch.rollout.number == c)
     ]
     return {
         "text": one.found.completions[c],

@@ -158,9 +158,9 @@ def programs(cfg):
         held["reference"] = None if base or memory.Keys.of(cfg).ref_offload else state.reference
         batches = abstract_minibatches(cfg, merged)
         stages["rollout"] = abstract_rollout(cfg, merged.params)
-        if cfg.kl_beta or any(b.old_logp is not None for b in batches[1:]):
-            minibatch = rl.without_logp(batches[-1])
-            stages["scoring"] = functools.partial(rl.logp_of.lower, cfg=cfg), (merged.params, minibatch)
+        if cfg.kl_beta or config.has_ratios(cfg):
+            scored = batches[-1].rollout, batches[-1].views
+            stages["scoring"] = functools.partial(rl.logp_of.lower, cfg=cfg), (merged.params, *scored)
     step = jax.ShapeDtypeStruct((), "int32")
     stages["update"] = update.lower, (*state[1:4], step, batches[-1], base)
     return stages, held | {"batch": batches}
@@ -187,9 +187,9 @@ def abstract_minibatches(cfg, state):
     dtypes = {"tokens": "int32", "valid": bool, "completion": bool, "counts": bool, "step": "int32", "logp": "float32"}
     M, key = config.n_update(cfg), jax.random.key(0)
     number, amount, truth = (jax.ShapeDtypeStruct((M,), dtype) for dtype in ("int32", "float32", bool))
-    rollout = rl.Rollout(**abstract_text(cfg, M, **dtypes), passes=number)
+    rollout = rl.Rollout(**abstract_text(cfg, M, **dtypes), passes=number, number=number)
     extra = {name: truth for name, term in rl.terms(cfg).items() if term.of_completions}
-    chosen = rl.Chosen(rollout, amount, number, extra)
+    chosen = rl.Chosen(rollout, amount, extra)
     return jax.eval_shape(functools.partial(rl.minibatches, cfg=cfg), state, (key, key), chosen)
 
 

@@ -16,16 +16,16 @@ def trace(key, completion, inputs):
     each standing for S / n (AGRPO). Exact if every step has a view and tokens behind an end of text are scored, too."""
     counts = completion if inputs.counts is None else inputs.counts
     number, scored_at = step_numbers(counts, inputs)
-    S = jnp.max(jnp.where(counts, scored_at, -1), 1) + 1  # (B,)
+    S = jnp.max(jnp.where(counts, scored_at, -1), 1, keepdims=True) + 1  # (B, 1)
     n_views = jnp.clip(S, 1, inputs.n)
     u = jax.random.uniform(key, S.shape)
-    k = jnp.arange(inputs.n)[:, None]
+    k = jnp.arange(inputs.n)
     every_nth = jnp.floor((u + k) * (S / n_views))
-    step = jnp.where(S <= inputs.n, k, every_nth)[..., None]  # (n, B, 1)
-    in_view = completion & (k < n_views)[..., None]
+    step = jnp.where(S <= inputs.n, k, every_nth)[..., None]  # (B, n, 1)
+    in_view = completion[:, None] & (k < n_views)[..., None]
     stands_for = jnp.maximum(S, 1) / n_views  # steps
-    weights = in_view * (scored_at == step) * stands_for[:, None]
-    masked = in_view & (number >= step)
+    weights = in_view * (scored_at[:, None] == step) * stands_for[..., None]
+    masked = in_view & (number[:, None] >= step)
     return diffusion.split_weight(masked, weights)
 
 
@@ -56,13 +56,13 @@ def quadrature(key, completion, inputs):
     """GDPO: n views whose shares of masks t are the points of Gauss-Legendre quadrature, with its weights, instead of
     random shares. The count t L + 1/2 (`elbo` masks ceil(t L)) is rounded up or down at random, right on average."""
     round_key, mask_key = jax.random.split(key)
-    L = completion.sum(1)
+    L = completion.sum(1, keepdims=True)
     points, weights = np.polynomial.legendre.leggauss(inputs.n)  # on -1..1, with weights that sum to 2
-    t = (1 + points[:, None]) / 2
-    u = jax.random.uniform(round_key, (inputs.n, len(L)))
+    t = (1 + points) / 2
+    u = jax.random.uniform(round_key, (inputs.n, len(L))).T
     count = jnp.clip(jnp.floor(t * L + 0.5 + u), 1, jnp.maximum(L, 1))
     masked = diffusion.random_subsets(mask_key, completion, count)
-    each = weights[:, None] / 2 * L / count
+    each = weights / 2 * L / count
     return diffusion.split_weight(masked, masked * each[..., None])
 
 
@@ -71,13 +71,13 @@ def strata(key, completion, inputs):
     that every token is scored once, given all other strata. n=1 is `one_step` without its masks in the prompt."""
     noise = jnp.where(completion, jax.random.uniform(key, completion.shape), 2.0)
     stratum = jnp.argsort(jnp.argsort(noise, 1), 1) % inputs.n
-    masked = completion & (stratum == jnp.arange(inputs.n)[:, None, None])
+    masked = completion[:, None] & (stratum[:, None] == jnp.arange(inputs.n)[:, None])
     return diffusion.Views(masked, masked, completion)
 
 
 def exact(key, completion, inputs):
     """Every autoregressive GRPO: mask nothing, one pass."""
-    return diffusion.Views(jnp.zeros_like(completion)[None], completion[None], completion)
+    return diffusion.Views(jnp.zeros_like(completion)[:, None], completion[:, None], completion)
 
 
 settings.add(

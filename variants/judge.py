@@ -223,7 +223,7 @@ def refill_rows(rows, seed, generator, cfg, tok):
     for turn, first in enumerate(range(0, n, max(size, 1))):
         index = np.arange(first, first + size) % n  # all batches have one shape
         temperature = temperatures[turn % len(temperatures)]
-        chunk = jax.tree.map(jnp.asarray, arrays.part(index))
+        chunk = arrays.arrays(index)
         plan = sample.plan(cfg, temperature)
         filled, _ = sample.fill(generator, jax.random.key(seed + turn), chunk, cfg, plan)
         for i, window in zip(index, texts.completion_ids(filled, tok, cfg), strict=True):

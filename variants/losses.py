@@ -22,7 +22,7 @@ class Keys(config.Section):
                f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})")  # fmt: skip
 
     def credit(self, found, adv, cfg):
-        """Weigh the advantages (N, G) of a Scored, if the loss is wd1's."""
+        """Weigh the advantages (N, G) of a rewards.Scored, if the loss is wd1's."""
         if cfg.loss_type != "wd1":
             return adv
         judged = ~jnp.isnan(jnp.asarray(found.rewards)).all(0)

@@ -22,4 +22,4 @@ class Keys(config.Section):
             return views
         prompt = ~rollout.completion & (True if rollout.valid is None else rollout.valid)
         draws = jax.random.uniform(key, prompt.shape)
-        return views._replace(masked=views.masked | prompt & (draws < self.share))
+        return views._replace(masked=views.masked | (prompt & (draws < self.share))[:, None])

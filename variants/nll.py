@@ -27,10 +27,10 @@ class Keys(config.Section):
         return rl.Term(loss, rewards.right, weights)
 
 
-def weights(right, b, cfg):
+def weights(right, rollout, cfg):
     """Weigh the tokens of the right completions of a minibatch, right (B,), so that they sum to 1 -> (B, T); 0 if there
     is none."""
-    in_right = b.rollout.counts & right[:, None]
+    in_right = rollout.counts & right[:, None]
     return grpo.per_token(in_right, cfg.max_new_tokens, 1)
 
 

@@ -32,21 +32,20 @@ class Keys(config.Section):
                f"--gradient_accumulation_steps={math.gcd(c.batch_size // 2, parts)} does")  # fmt: skip
 
 
-def noise(key, batch: tuple, cfg, norm="token") -> diffusion.NoisyBatch:
+def noise(key, batch, cfg, norm="token") -> diffusion.NoisyBatch:
     """Draw masks as diffusion.noise does, and add to each copy the one with the complementary masks. Together the two
     mask every maskable token.
 
     Copies with shares t and 1 - t count half each; t = 1 has no complement and keeps its full weight. So every share
     counts as before: the bound is unbiased, and exact on a uniform model."""
-    x, maskable, valid = batch
     z, masked, t, per_token = diffusion.draw_masks(key, batch, cfg, norm)
     w = masked * diffusion.weight(t) * per_token
     alone = t == 1
     odds = t / jnp.where(alone, 1, 1 - t)
-    other = maskable & ~masked
-    z_other = jnp.where(other, cfg.mask_id, x)
+    other = batch.maskable & ~masked
+    z_other = jnp.where(other, cfg.mask_id, batch.tokens)
     w_other = other * diffusion.weight(t) * per_token * odds
     w = jnp.where(alone, w, w / 2)
     z = jnp.stack([z, z_other], 1)
     w = jnp.stack([w, w_other / 2], 1)
-    return diffusion.NoisyBatch(x, z, w, valid)
+    return diffusion.NoisyBatch(batch.tokens, z, w, batch.valid)
