@@ -230,7 +230,7 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
     if n_out:
         theirs["num_labels"] = 1
     theirs |= {key: filled.get(field, there.get(field)) for field, key in family.keys.items()}
-    theirs[OURS] = {part: there[part] for part in PARTS}
+    theirs[OURS] = {"model_type": kind} | {part: there[part] for part in PARTS}
     theirs["vocab_size"] = cfg.vocab_size
     theirs["mask_token_id"] = None if cfg.mask_id == cfg.vocab_size else cfg.mask_id
     if cfg.end_ids:
@@ -310,8 +310,8 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     if others:
         fields = foreign.missing_fields(folder, family, theirs, open_as) | fields
     fields = family.fields | fields
-    if not open_as:
-        fields |= {part: name for part, name in dict(theirs.get(OURS, {})).items() if part in PARTS}
+    if not open_as and isinstance(ours := theirs.get(OURS), dict) and ours.get("model_type") == kind:
+        fields |= {part: ours[part] for part in PARTS if part in ours}
     fields |= read_ends(folder, fields.get("eos_id"))
     if isinstance(fields.get("n_layer"), int) and fields["n_layer"] > 10_000:  # we make a name for each
         raise ValueError(f"{path}: {family.keys['n_layer']}={fields['n_layer']}: no model has more than 10,000 layers")

@@ -382,4 +382,4 @@ def settle(cfg: Any, tables: dict[str, dict]) -> dict[str, str]:
 
 def unsettled(cfg: Any) -> dict[str, str]:
     """Return the fields of a ModelConfig that name what its sections brought, as they are without them."""
-    return {field: fields_of(cfg)[field].default for _, brings in cfg.brought() for field in brings}
+    return {field: str(fields_of(cfg)[field].default) for _, brings in cfg.brought() for field in brings}

@@ -121,8 +121,8 @@ PAPERS = {  # config/NAME.py: what its paper states
     "llada_gsm8k_grpo":
         "batch_size=16 group_size=6 updates_per_rollout=12 logp_est=one_step masked_prompt.share=0.15 "
         "adv_baseline=mean adv_norm=none kl_beta=0.04 lora.rank=128 loss_type=bnpo clip_low=0.5 clip_high=0.5 "
-        "ratio_level=token beta2=0.99 learning_rate=3e-6 lr_schedule=constant weight_decay=0.1 grad_clip=0.2 max_prompt_len=200 "
-        "max_new_tokens=256 diffusion_steps=128 block_len=32 order=sampled rule=quota temperature=0.9 "
+        "ratio_level=token beta2=0.99 learning_rate=3e-6 lr_schedule=constant weight_decay=0.1 grad_clip=0.2 "
+        "max_prompt_len=200 max_new_tokens=256 diffusion_steps=128 block_len=32 order=sampled rule=quota temperature=0.9 "
         "texts.chat_template=llada",
     "dream_countdown_grpo":
         "group_size=6 updates_per_rollout=8 logp_est=coupled_elbo logp_views=2 ratio_level=sequence clip_low=4e-4 "

@@ -343,7 +343,7 @@ def test_messages_before_a_prompt_need_a_chat_template():
         "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
         "<|im_start|>user\n2+3<|im_end|>\n<|im_start|>assistant\n5")
     for bare in None, data.chat(None, None, CHATTY, "Add: "):
-        with pytest.raises(ValueError, match="a row has messages before its prompt.*set chat_template"):
+        with pytest.raises(ValueError, match="a row has messages before its prompt.*set texts.chat_template"):
             data.encode([OF_CHAT], CHATTY, 300, 9, bare)
 
 

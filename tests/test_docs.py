@@ -1,6 +1,5 @@
 """The documents: few, short, linked, and true where that can be run."""
 import ast
-import functools
 import glob
 import importlib
 import importlib.util
@@ -29,6 +28,7 @@ import rl
 import sample
 import train
 from checkpoints import checkpoint, families, huggingface
+from variants import blocks
 
 TINY = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
 PAGES = sorted(glob.glob("docs/*.md"))
@@ -173,25 +173,34 @@ def added(monkeypatch):
     return run
 
 
-def test_the_rule_of_the_page_fills_a_part_of_the_masks_that_are_left(added):
-    added("variants/portion.py", sample, "RULES")
+def as_file(path, monkeypatch):
+    """Run an example as the file that it is for -> its module."""
+    module = types.ModuleType(path.removesuffix(".py").replace("/", "."))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(EXAMPLES[path], vars(module))
+    return module
+
+
+def test_the_rule_of_the_page_fills_a_part_of_the_masks_that_are_left(monkeypatch):
+    monkeypatch.setitem(sample.RULES, "portion", None)  # so that it is taken out again
+    portion = as_file("variants/portion.py", monkeypatch)
     b = sample.Block(jnp.ones((1, 4), bool), jnp.array([[2, 0, 3, 1]]), jnp.ones((1, 4)), jnp.zeros((1, 4)),
                      jnp.array([[0]]), jnp.array([[4]]))  # fmt: skip
-    portion = functools.partial(sample.RULES["portion"], b)
-    assert portion(types.SimpleNamespace(portion=0.1)).tolist() == [[False, True, False, False]]
-    assert portion(types.SimpleNamespace(portion=0.6)).tolist() == [[True, True, False, True]]
+    for share, fills in ((0.1, [False, True, False, False]), (0.6, [True, True, False, True])):
+        plan = types.SimpleNamespace(use=(portion.Keys(share),))
+        assert sample.RULES["portion"](b, plan).tolist() == [fills]
 
 
 USED = """if True:
     import jax, jax.numpy as jnp
     import config, model, sample
-    cfg = config.load(["config/sudoku_grpo.py", "--rule=portion", "--portion=0.3"])
+    cfg = config.load(["config/sudoku_grpo.py", "--rule=portion", "--portion.share=0.3"])
     plan = sample.plan(cfg, 1.0)
     shape = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
     params, z = model.init(jax.random.key(0), shape), jnp.full((2, 6), 6)
     x, _ = sample.generate(params, jax.random.key(1), z, shape, plan)
-    print(plan.portion, (x == 6).any(), config.load(["config/sudoku_grpo.py", "--rule=portion"]).portion)
-    config.load(["config/sudoku_grpo.py", "--rule=portion", "--portion=3.0"])"""
+    print(plan.use[0].share, (x == 6).any(), config.load(["config/sudoku_grpo.py", "--rule=portion"]).use[0].share)
+    config.load(["config/sudoku_grpo.py", "--rule=portion", "--portion.share=3.0"])"""
 
 
 @pytest.mark.slow
@@ -201,7 +210,7 @@ def test_the_rule_of_the_page_is_used_with_its_parameter_from_the_command_line(t
         shutil.copy(path, tmp_path / path)
     (tmp_path / "variants/portion.py").write_text(EXAMPLES["variants/portion.py"])
     ran = subprocess.run([sys.executable, "-c", USED], cwd=tmp_path, capture_output=True, text=True)
-    assert ran.stdout == "0.3 False 0.1\n" and "portion=3.0 must be from 0 to 1" in ran.stderr, ran.stderr
+    assert ran.stdout == "0.3 False 0.1\n" and "portion.share=3.0 must be from 0 to 1" in ran.stderr, ran.stderr
 
 
 def test_the_estimator_of_the_page_masks_every_token_once_in_five_views(added):
@@ -232,22 +241,20 @@ def test_the_reward_of_the_page_is_one_from_a_file(tmp_path):
 
 
 def test_the_attention_of_the_page_is_a_variant_that_adds_its_mask(monkeypatch):
-    monkeypatch.setattr(model, "MASKS", dict(model.MASKS))
-    local = types.ModuleType("variants.local")
-    monkeypatch.setitem(sys.modules, local.__name__, local)
-    exec(EXAMPLES["variants/local.py"], vars(local))
+    monkeypatch.setitem(model.MASKS, "local", None)  # so that it is taken out again
+    local = as_file("variants/local.py", monkeypatch)
     cfg, z = model.ModelConfig(use=(local.Shape(reach=2),)), jnp.zeros((1, 4), int)
     far = model.attention_mask(cfg, None, z)(0).mask
     assert far[0].tolist() == (np.abs(np.subtract.outer(np.arange(4), np.arange(4))) < 2).tolist()
-    assert model.attention_mask(model.ModelConfig(), None, z)(0).mask is None
+    assert model.attention_mask(model.ModelConfig(), None, z)(0).mask is None and cfg.mask == "local"
+    with pytest.raises(ValueError, match="blocks.Shape and local.Shape exclude each other"):
+        model.ModelConfig(use=(local.Shape(), blocks.Shape()))
 
 
 def test_the_step_of_the_page_changes_advantages(monkeypatch):
-    champion = types.ModuleType("variants.champion")
-    monkeypatch.setitem(sys.modules, champion.__name__, champion)
-    exec(EXAMPLES["variants/champion.py"], vars(champion))
+    champion = as_file("variants/champion.py", monkeypatch)
     keys = dict(objective="grpo", init_from="x", batch_size=2, group_size=2, adv_negative=1.0)
-    cfg = shared.run(use=(champion.Keys(champion=3.0),), **keys)
+    cfg = shared.run(use=(champion.Keys(factor=3.0),), **keys)
     found = types.SimpleNamespace(rollout=jnp.zeros((4, 3)))
     adv = rl.select_completions(found, jnp.array([[1.0, -1.0], [-2.0, 2.0]]), cfg).advantage
     assert adv.tolist() == [3, -1, -2, 6]

@@ -196,7 +196,7 @@ def test_the_reference_opens_as_the_start_does(denoiser, rows, tmp_path):
 def test_a_plan_reads_the_shape_of_it(denoiser, rows, capsys, tmp_path):
     file = tmp_path / "recipe.py"
     keys = SECONDS | dict(dataset=rows, init_from=str(denoiser[0]))
-    file.write_text(f"from config import Config\nconfig = Config(**{keys!r})\n")
+    file.write_text(f"from config import Config, changed\nconfig = changed(Config(), {keys!r})\n")
     with pytest.raises(ValueError, match="--checkpoint.open_as=NAME"):
         plan.plan_ahead([str(file)], "1xH100")
     plan.plan_ahead([str(file), "--checkpoint.open_as=Dream"], "1xH100")

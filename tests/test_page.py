@@ -11,7 +11,6 @@ import pytest
 import shared
 from browser import needs_browser
 
-import config
 import data
 import model
 import sample
@@ -19,6 +18,7 @@ from checkpoints import huggingface
 from data import foreign, learn
 from judges import rules
 from sample import Plan
+from system import sections
 from tools import complete, page
 
 TOK = data.Tokenizer.bytes()
@@ -405,8 +405,8 @@ def test_the_page_is_short_knows_every_order_and_rule_and_refuses_what_is_added_
     later = dataclasses.make_dataclass("Later", [("new", int, 3)], bases=(Plan,), frozen=True)
     assert page.differing(later(order="left"), page.PLAN) == {}
     assert page.differing(later(new=4), page.PLAN) == {"new": 4}
-    fields = {field.name for field in dataclasses.fields(model.ModelConfig)} | config.declared_keys().keys()
-    assert page.SWITCHES <= fields and page.PLAN <= page.flat(Plan()).keys() | {"use"}
+    fields = {field.name for field in dataclasses.fields(model.ModelConfig)} | sections.all_keys().keys()
+    assert page.SWITCHES <= fields and page.PLAN <= fields | vars(Plan()).keys()
 
 
 @pytest.fixture
@@ -481,16 +481,16 @@ def test_models_that_the_page_cannot_run_are_refused(tmp_path):
     engine = foreign.package().Tokenizer.from_str(json.dumps(TOK.content()))
     elsewhere = foreign.Foreign(engine, TOK.roles, bos=("<|eos|>",))
     for models, message in [
-        (of(gemma=True), "has gemma=True, which the page's network lacks"),
-        (of(**{"gemma.window": 4}), "has gemma=True"),
-        (of(**{"moe.n_experts": 4}), "has n_experts=4"),
-        (of(**{"blocks.block": 4}, shift=True), "block_causal=4 and shift=True"),
+        (of(gemma=True), "has mlp=gemma, which the page's network lacks"),
+        (of(**{"gemma.window": 4}), "has mlp=gemma"),
+        (of(**{"moe.n_experts": 4}), "has mlp=moe"),
+        (of(**{"blocks.block": 4}, shift=True), "blocks.block=4 and shift=True"),
         (of(mask_id=None), "has no mask token"),
         ([one._replace(params={"x": np.zeros(5_000_001)})], "has 5,000,001 parameters, and a page takes at most 5,0"),
         ([one._replace(params=model.init(jax.random.key(0), one.cfg, 1))], "is a judge"),
         ([one._replace(tok=elsewhere)], "has a tokenizer from elsewhere"),
         ([one, loaded("plain", tok=other)], "have two tokenizers"),
-        ([one._replace(trained={"instruction": "Add."})], "was trained with instruction='Add.'"),
+        ([one._replace(trained={"texts.instruction": "Add."})], "was trained with texts.instruction='Add.'"),
         ([one._replace(params=jax.tree.map(lambda w: w * 1e6, one.params))], "weights that float16 cannot hold"),
     ]:
         with pytest.raises(ValueError, match=re.escape(message)):

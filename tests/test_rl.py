@@ -33,7 +33,7 @@ from judges import own
 from loop import collapse, evaluation, in_memory, rollout_log, run_rewards, runs, setup
 from loop.start import prepare, with_ids
 from rewards import Scored
-from system import kernels
+from system import kernels, sections, settings
 from variants import (  # noqa: F401  (estimators)
     entropy_bonus,
     estimators,
@@ -222,8 +222,8 @@ def test_the_nll_of_right_completions_is_added_with_its_gradient(tiny):
         logp = diffusion.token_logp(params, r.tokens, b.views, cfg.model, r.valid)
         return -jnp.sum(counts * b.views.share * logp) / counts.sum()
 
-    def loss(nll_coef):
-        return lambda params: rl.policy_loss(params, b, shared.changed(cfg, **{"nll.coef": nll_coef}))[0]
+    def loss(coef):
+        return lambda params: rl.policy_loss(params, b, shared.changed(cfg, **{"nll.coef": coef}))[0]
 
     by_hand, with_it, without = (jax.jit(jax.value_and_grad(of))(state.params) for of in (nll, loss(1.0), loss(0.5)))
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(by_hand[1])) > 0.01
@@ -238,7 +238,7 @@ def test_a_right_completion_passes_whatever_its_advantage_or_beats_its_group_if_
     keys = types.SimpleNamespace(pass_at=None, use=())
     assert rewards.right(found, adv, keys).tolist() == [False, True, False, True]
     for pass_at, clip, right in ((1.0, None, [True, False, False, False]), (1.0, 0.5, [True, True, False, False])):
-        keys = types.SimpleNamespace(pass_at=pass_at, reward_clip=clip, use=(reward_clip.Keys(bound=clip),))
+        keys = types.SimpleNamespace(pass_at=pass_at, use=(reward_clip.Keys(bound=clip),) if clip else ())
         assert rewards.right(found, adv, keys).tolist() == right
 
 
@@ -453,8 +453,8 @@ def test_a_static_reference_is_kept_in_the_16_bits_that_it_computes_with_and_one
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_run_holds_params_two_moments_and_the_reference_and_nothing_of_its_start(tiny, monkeypatch, offload):
     """Of bytes, as `gate` and `up` have one shape: when it begins, after an iteration, and when it is resumed."""
-    cfg, alive, make = tiny(max_iters=2, kl_beta=0.1, **{"memory.ref_offload": offload}, eval_interval=9), [],
-    rl.make_update
+    cfg, alive = tiny(max_iters=2, kl_beta=0.1, **{"memory.ref_offload": offload}, eval_interval=9), []
+    make = rl.make_update
     size = lambda arrays: sum(x.nbytes for x in arrays)
     start = size(jax.tree.leaves(checkpoint.load(cfg.init_from)[0]))
     held = lambda: gc.collect() and 0 or size(jax.live_arrays())
@@ -538,13 +538,13 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"rewards": ("judge",), "judge_from": "BASE"}, "is not a judge"),
     ({"reward_weights": (1.0, 2.0)}, "2 numbers for 1 rewards"),
     ({"max_prompt_len": 1}, "max_new_tokens=4: 80 left out: prompt longer than 1 tokens (the longest has 2)"),
-    ({"logp_est": "coupled", "masked_prompt.share": 0.15}, "p_mask_prompt=0.15 changes nothing here"),
+    ({"logp_est": "coupled", "masked_prompt.share": 0.15}, "masked_prompt.share=0.15 changes nothing here"),
     ({"mask_ratio_min": 0.1}, "mask_ratio_min=0.1 changes nothing here, it is for fill_in=True or logp_est='coupled'"),
     ({"paired": True}, "paired=True changes nothing with objective='grpo': leave it out"),
     ({"loss_norm": "completion"}, "set loss_norm='token'"),
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
     ({"adv_norm": "mean", "reward_norm": "each"}, "set reward_norm='sum'"),
-    ({"moving_reference.mode": "ema"}, "ref_mode='ema' changes nothing here, it is for kl_beta above 0"),
+    ({"moving_reference.mode": "ema"}, "moving_reference.mode='ema' changes nothing here, it is for kl_beta above 0"),
     ({"rewards": ("length(target=x)",)}, "target=x should be a number"),
 ])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes, words):
@@ -910,7 +910,7 @@ def test_a_reference_of_another_shape_is_refused(tiny, place, tmp_path):
 def test_keys_of_a_run_reach_its_plan_and_only_rollouts_may_go_on_behind_an_end(tiny):
     keys = dict(rule="factor", cache="dual", threshold=0.5, **{"factor.limit": 0.3}, tempered=True, block_len=2)
     cfg = tiny(**keys)
-    assert {k: getattr(sample.plan(cfg, 1.0), k) for k in keys} == keys
+    assert sections.flat(sample.plan(cfg, 1.0)).items() >= keys.items()
     assert sample.plan(cfg, 1.0).early_end and sample.plan(tiny(), 1.0).block_len == 4
     with pytest.raises(ValueError, match="early_end=True samples nothing after an end"):
         tiny(early_end=True, score_after_end=True)
@@ -951,7 +951,7 @@ def test_a_drift_has_the_same_ratio_clip_and_kl_however_many_steps_are_drawn(lev
     ("token", "dapo"), ("none", "dapo"), slow("token", "cispo")])
 def test_the_gradient_of_a_sample_of_steps_is_that_of_all_of_them_on_average(level, loss, monkeypatch):
     """Also away from the old policy, clipped and with a KL. One step of eight is drawn: all eight of them."""
-    assert model.plugged(grpo.LOSSES, loss)
+    assert settings.plugged(grpo.LOSSES, loss)
     old = -jnp.abs(jax.random.normal(KEY, (6, 16)))
     logp = old + 0.3 * jax.random.normal(jax.random.key(1), old.shape)
     _, whole, _ = drifted(logp, old, 8, level, loss)

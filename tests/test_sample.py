@@ -685,7 +685,7 @@ def test_a_group_that_begins_alike_shares_its_first_step_and_fills_its_holes_as_
     (dict(top_p=0.0), "top_p=0.0"), (dict(top_p=1.5), "top_p=1.5"), (dict(temperature=-1.0), "temperature=-1.0"),
     (dict(temperature=float("nan")), "temperature=nan"),
     (dict(**{"repetition_penalty.penalty": 0.0}), "repetition_penalty.penalty=0.0"),
-    (dict(cache="all"), "cache='all': one of none, prefix, dual"), (dict(**{"factor.limit": -1.0}), "factor.limit=-1.0"),
+    (dict(cache="all"), "cache='all': one of none, prefix, dual"), (dict(**{"factor.limit": -1.0}), "limit=-1.0"),
 ])
 def test_an_impossible_plan_is_refused_in_one_sentence(wrong, message):
     with pytest.raises(ValueError, match=message):

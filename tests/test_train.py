@@ -77,10 +77,7 @@ def unbroken(rows, tmp_path_factory):
 
 def written(cfg, path):
     """A config file that says cfg -> its path."""
-    keys = {k: v for k, v in vars(cfg).items() if k != "use"}
-    keys |= {k: v for section in cfg.use for k, v in vars(section).items()}
-    fields = ", ".join(f"{k}={v!r}" for k, v in keys.items())
-    path.write_text(f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n")
+    path.write_text(f"from config import Config, changed\nconfig = changed(Config(), {config.flatten(cfg)!r})\n")
     return str(path)
 
 
@@ -569,7 +566,7 @@ def test_weights_and_biases_gets_the_config_and_what_metrics_jsonl_gets_and_is_n
     assert seen[0]["config"]["model.d_model"] == 16 and seen[0]["config"]["max_iters"] == 12
     assert seen[1:] == [{k: v for k, v in row.items() if k != "time"} for row in lines(cfg.out_dir)]
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="wandb_log=True needs the package wandb: pip install wandb"):
+    with pytest.raises(ValueError, match="wandb=True needs the package wandb: pip install wandb"):
         tiny(wandb=True)
 
 

@@ -274,7 +274,7 @@ def run(options: argparse.Namespace) -> int:
     runs.prepare_process()
     sharding.use()
     if open_as and checkpoint.family_to_open(folder := best_in(options.folder).folder, open_as) != open_as:
-        raise ValueError(f"--checkpoint.open_as={open_as}: the run that wrote {folder} says of which family its model is")
+        raise ValueError(f"--checkpoint.open_as={open_as}: the run that wrote {folder} says which family it has")
     if options.explain:
         from tools import doctor
 

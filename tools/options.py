@@ -91,6 +91,8 @@ def parser() -> argparse.ArgumentParser:
     folders = "out_dir of a run (its best checkpoint), a step-... in it, or a Hugging Face folder with a tokenizer"
     rows = "rows to complete: .jsonl, .json, .txt with one prompt per line (all also .gz), or a data set (its val rows)"
     export = "only write the model, adapters (LoRA) merged into its weights, and its tokenizer to a Hugging Face folder"
+    family = "family of the model, if config.json says another, as in --checkpoint.open_as=Dream"
+    bits = "matrices of the layers in 8 or 4 bits; default: as in training"
     add("folder", type=path, metavar="OUT_DIR", help=folders)
     add("beside", nargs="?", type=path, metavar="OUT_DIR_2", help="with --page: a second model, on the same texts")
     add("--prompt", help=prompt)
@@ -100,9 +102,9 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=path, help="write the rows with their completions to this .jsonl file, which rewards.py scores")
     add("--export", type=path, metavar="FOLDER", help=export)
     add("--explain", action="store_true", help="only say how the folder is read and what that costs, and test it")
-    add("--checkpoint.open_as", metavar="FAMILY", help="family of the model, if config.json says another, as in --checkpoint.open_as=Dream")
+    add("--checkpoint.open_as", metavar="FAMILY", help=family)
     add("--dtype", choices=("float32", "bfloat16"), help="what weights are kept and multiplied in; default: as stored")
-    add("--quantized.bits", type=int, choices=(8, 4), help="matrices of the layers in 8 or 4 bits; default: as in training")
+    add("--quantized.bits", type=int, choices=(8, 4), help=bits)
     add("--page", type=path, metavar="FILE", help="only write one HTML file in which the model runs in a browser")
     add("--as_published", action="store_true", help="sample as the authors of the model did for their numbers, where "
         "other flags do not say otherwise: see docs/checkpoints.md")  # fmt: skip

@@ -110,7 +110,7 @@ class Model {
   // Say which column j each column i of the tokens z sees, as model.attention_mask does. Column 0 of a causal model is
   // the start token, which no other token sees.
   mask(z) {
-    const c = this.config, size = c.block || z.length, number = i => Math.floor(i / size);
+    const c = this.config, size = c.block_causal || z.length, number = i => Math.floor(i / size);
     return (i, j) => (!c.causal || j === i || 0 < j && j < i) && number(j) <= number(i);
   }
 
@@ -219,9 +219,9 @@ function begin(z, seed, maskId) {
 
 // Find the block to work on -> its first column, its length, and the steps that it may take.
 function currentBlock(s, c, plan) {
-  const T = s.z.length, next = s.z.indexOf(c.mask_id), length = Math.min(plan.block_len || T, c.block || T, T);
+  const T = s.z.length, next = s.z.indexOf(c.mask_id), length = Math.min(plan.block_len || T, c.block_causal || T, T);
   if (c.causal) return {first: next, length: 1, steps: 1};
-  if (c.block) return {first: next - next % length, length, steps: plan.steps};
+  if (c.block_causal) return {first: next - next % length, length, steps: plan.steps};
   const start = s.asked.indexOf(true), first = start + Math.floor((next - start) / length) * length;
   const count = end => s.asked.slice(0, end).filter(Boolean).length;
   const before = end => Math.floor(plan.steps * count(end) / count(T));
@@ -252,7 +252,7 @@ function fillStep(model, s, plan) {
   order.forEach((n, r) => { rank[n] = r; });
   const b = {rank, i: s.i, steps: block.steps, length: block.length,
     confidence: seen.map(m => m.confidence), entropy: seen.map(m => m.entropy)};
-  const rule = c.block && plan.rule === "quota" ? "static" : plan.rule;
+  const rule = c.block_causal && plan.rule === "quota" ? "static" : plan.rule;
   seen.forEach((m, n) => {
     if (c.causal || RULES[rule](b, n, plan)) [s.z[masks[n]], s.step[masks[n]], s.p[masks[n]]] = [m.token, s.n, m.p];
   });
@@ -263,7 +263,7 @@ function fillStep(model, s, plan) {
 // Fill the rest with ends of text if there is one behind all given tokens and no mask before it. In a block model the
 // block that has the end is filled first.
 function fillBehindEnd(s, c) {
-  const number = i => c.block ? Math.floor(i / c.block) : i, given = s.asked.lastIndexOf(false);
+  const number = i => c.block_causal ? Math.floor(i / c.block_causal) : i, given = s.asked.lastIndexOf(false);
   const end = s.z.findIndex((id, i) => i > given && id === c.eos_id && s.step[i] >= 0), mask = s.z.indexOf(c.mask_id);
   if (end < 0 || mask < 0 || number(mask) <= number(end)) return;
   s.z.forEach((id, i) => { if (id === c.mask_id) [s.z[i], s.step[i], s.p[i]] = [c.eos_id, s.n, 1]; });

