@@ -172,7 +172,7 @@ class Config:
     clip_low: float = key(0.2, "ratios are clipped below 1 - clip_low", FRACTION)
     clip_high: float = key(0.2, "ratios are clipped above 1 + clip_high", POSITIVE)
     kl_beta: float = key(0.0, "weight of the KL to the reference; 0: no reference", NON_NEGATIVE)
-    kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS)
+    kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS, table=True)
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
 
     use: tuple[Any, ...] = key((), "the keys of variants, as in (lora.Keys(rank=16),)")

@@ -40,21 +40,15 @@ class Table(dict):
     """
 
     def __setitem__(self, name: str, function: Any) -> None:
-        is_new = self.get(name, function) is not function
+        if self.get(name, function) is not function:
+            import jax  # what reads settings alone can do without
+
+            jax.clear_caches()
         super().__setitem__(name, function)
-        if is_new:
-            forget_compiled()
 
     def __delitem__(self, name: str) -> None:
+        self[name] = None  # to forget what was compiled
         super().__delitem__(name)
-        forget_compiled()
-
-
-def forget_compiled() -> None:
-    """Make JAX compile all functions anew."""
-    import jax  # what reads settings alone can do without
-
-    jax.clear_caches()
 
 
 # The files of variants/ that add names other than their own.

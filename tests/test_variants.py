@@ -14,39 +14,30 @@ import model
 import rl
 import sample
 from system import settings
+from tools import options
 from variants import blocks, cispo
 
 KEY = jax.random.key(0)
 TINY = model.ModelConfig(vocab_size=9, n_layer=1, n_head=1, d_model=8, mask_id=8)
 
 
-def steps_taken(**plan):
+@pytest.mark.parametrize("table, key, first, second", [
+    (sample.RULES, "rule", lambda b, plan: b.rank < 1, lambda b, plan: b.rank < 2),
+    (sample.ORDERS, "order", sample.left, lambda *inputs: inputs[-1] * 1.0),
+])  # fmt: skip
+def test_a_rule_or_an_order_that_is_defined_again_in_the_same_process_is_used(table, key, first, second, monkeypatch):
     params, z = model.init(KEY, TINY), jnp.full((1, 6), 8)
-    return sample.generate(params, KEY, z, TINY, sample.Plan(**plan))[1]["n_steps"]
 
+    def steps():
+        return sample.generate(params, KEY, z, TINY, sample.Plan(**{key: "mine", "steps": 6}))[1]["step"]
 
-def test_a_rule_that_is_defined_again_in_the_same_process_is_used(monkeypatch):
-    monkeypatch.setitem(sample.RULES, "mine", lambda b, plan: b.rank < 1)
-    assert steps_taken(rule="mine") == 6
-    sample.RULES["mine"] = lambda b, plan: b.rank < 2
-    assert steps_taken(rule="mine") == 3
-    del sample.RULES["mine"]
-    sample.RULES["mine"] = lambda b, plan: b.rank < 3
-    assert steps_taken(rule="mine") == 2
-
-
-def test_an_order_that_is_defined_again_is_used(monkeypatch):
-    def last(logits, token, keys, column):
-        return column.astype(jnp.float32)
-
-    def first_filled():
-        params, z = model.init(KEY, TINY), jnp.full((1, 6), 8)
-        return sample.generate(params, KEY, z, TINY, sample.Plan(order="mine", steps=6))[1]["step"][0].argmin()
-
-    monkeypatch.setitem(sample.ORDERS, "mine", sample.left)
-    assert first_filled() == 0
-    sample.ORDERS["mine"] = last
-    assert first_filled() == 5
+    monkeypatch.setitem(table, "mine", first)
+    of_first = steps()
+    table["mine"] = second
+    assert (steps() != of_first).any()
+    del table["mine"]
+    table["mine"] = first
+    assert (steps() == of_first).all()
 
 
 def test_an_estimator_that_is_defined_again_is_used_and_its_views_are_counted(monkeypatch):
@@ -95,6 +86,11 @@ def test_a_loss_of_a_user_turns_on_no_variant_of_its_name(monkeypatch):
     assert config.Config(objective="grpo", init_from="a", loss_type="nll").use == ()
     monkeypatch.setitem(grpo.LOSSES, "like_cispo", grpo.Loss(mine, grpo.per_token, cispo.metrics))
     assert config.Config(objective="grpo", init_from="a", loss_type="like_cispo").use == (cispo.Keys(),)
+
+
+def test_the_options_of_sampling_have_the_keys_of_the_rules_in_variants():
+    """Which are found in the sources, because --help does not import JAX."""
+    assert {"budget", "factor"} <= {field.name for field in options.PLAN}
 
 
 WITHOUT = """

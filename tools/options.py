@@ -32,7 +32,7 @@ def read_variants():
     for path in sorted(glob.glob(os.path.join(ROOT, "variants", "*.py"))):
         with open(path) as file:
             text = file.read()
-        if re.search(r"^sample\.\w+\[", text, re.M):
+        if re.search(r"^(settings\.add\()?sample\.[A-Z]+[\[,]", text, re.M):
             kinds = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == "Keys"]
             calls = [(f.target.id, f.value.args) for kind in kinds for f in kind.body if isinstance(f, ast.AnnAssign)]
             file = os.path.basename(path)[:-3]
