@@ -150,9 +150,9 @@ def read_run(folder: str) -> dict[str, Any]:
             found = dict(json.load(f))
         keys = dict(found["config"]) if "config" in found else {"model.mlp": None}
         if "model.mlp" not in keys:  # written when keys had other names
-            from loop import same_run
+            from checkpoints import older
 
-            return found | {"config": same_run.as_named_now(keys)}
+            return found | {"config": older.as_named_now(keys)}
         return found
     except FileNotFoundError:
         return {}

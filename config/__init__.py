@@ -698,7 +698,7 @@ def load(argv: list[str], for_plan: bool = False) -> Config:
     if size is not None:
         from system import recipe
 
-        cfg = recipe.of_size(files[0], defined, size)
+        cfg = changed(cfg, recipe.of_size(files[0], defined, size))
     cfg = override(cfg, args)
     if not for_plan:
         check_downloads(files[0], defined, cfg)

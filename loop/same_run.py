@@ -8,7 +8,8 @@ from typing import Any
 import config
 import data
 from config import Config
-from system import sections, unknown
+from system import sections
+from system.sections import file_of
 
 # Keys that may change on resume, and when a base run is trained no further: they do not affect what is computed, or
 # only for how long. Changing another key would make it another run.
@@ -17,29 +18,6 @@ FREE = ("out_dir resume eval_only init_from checkpoint.open_as base log_interval
         "programs.timeout programs.workers programs.unsafe rollout_chunk logp_chunk memory.ref_offload mesh "
         "hosts.coordinator hosts.processes hosts.process_id model.dtype model.remat").split()  # fmt: skip
 LENGTH = ["max_iters", "num_epochs", "stop_at"]
-# The values with which keys once said that a run does not use a variant, by their names then: runs recorded them.
-OFF: dict[str, Any] = {
-    "lora_rank": None,
-    "difficulty": [],
-    "curriculum": [],
-    "paired": False,
-    "adapt": False,
-    "wandb_log": False,
-    "nll_coef": 0.0,
-    "entropy_coef": 0.0,
-    "ref_mode": "static",
-    "base_bits": None,
-    "factor": 1.0,
-    "budget": 0.1,
-    "repetition_penalty": 1.0,
-    "p_mask_prompt": 0.0,
-    "cispo_cap": 5.0,
-    "reward_clip": None,
-    "model.block_causal": None,
-    "model.rope_scaling": None,
-    "model.gemma": False,
-    "model.n_experts": None,
-}
 EVERY_RUN = sections.ELSEWHERE.keys() - {"adapt"}  # files with keys that every run has
 # Keys that runs had once, with their defaults: a run with another value cannot go on.
 GONE = {
@@ -99,21 +77,6 @@ def setting(values: dict[str, Any], key: str) -> Any:
     this key, or another key names it; else None, as the variant is not used."""
     files = {*EVERY_RUN, *(values[name] for name in config.tables() if name in values)}
     return values.get(key, as_json(sections.default_of(key)) if file_of(key) in files else None)
-
-
-def as_named_now(was: dict[str, Any]) -> dict[str, Any]:
-    """Return the config in an older run.json with the names that keys have now, without the variants that are off."""
-    new = unknown.renamed()
-    new = new | {f"model.{old}": f"model.{now}" for old, now in new.items()}
-    may_be_off = {file_of(new.get(old, old)) for old in OFF}
-    on = {file_of(new.get(old, old)) for old, value in OFF.items() if was.get(old, value) != value}
-    found = {new.get(name, name): value for name, value in was.items() if name not in ("use", "model.use")}
-    return {name: value for name, value in found.items() if file_of(name) not in may_be_off - on}
-
-
-def file_of(name: str) -> str:
-    """Return the file that a key is typed with: lora of lora.rank."""
-    return name.removeprefix("model.").partition(".")[0]
 
 
 def recorded(was: dict[str, Any]) -> types.SimpleNamespace:

@@ -5,11 +5,9 @@ import dataclasses
 import os
 from typing import Any
 
-import config
 
-
-def of_size(file: str, defined: dict[str, Any], size: str) -> Any:
-    """Return the config of a recipe for --model=tiny, small or random. A random model has the shape of the real one.
+def of_size(file: str, defined: dict[str, Any], size: str) -> dict[str, Any]:
+    """Return the keys of a recipe for --model=tiny, small or random. A random model has the shape of the real one.
 
     file: the path of the recipe, defined: what it defines"""
     if size not in ("tiny", "small", "random"):
@@ -18,9 +16,8 @@ def of_size(file: str, defined: dict[str, Any], size: str) -> Any:
     if size == "random" and "shape" in defined:
         name = os.path.basename(file).removesuffix(".py")
         dtype = {"model": dataclasses.replace(defined["tiny"]["model"], dtype="bfloat16", remat=True)}
-        changes = defined["tiny"] | dtype | {"init_from": f"data/tiny/{name}", "out_dir": f"out/random/{name}"}
-        return config.changed(defined["config"], changes)
+        return defined["tiny"] | dtype | {"init_from": f"data/tiny/{name}", "out_dir": f"out/random/{name}"}
     if size not in defined:
         why = "is no recipe for a model that has to be downloaded: it needs nothing but its own command"
         raise ValueError(f"--model={size}: {file} {'has only --model=tiny' if 'tiny' in defined else why}")
-    return config.changed(defined["config"], defined[size])
+    return defined[size]

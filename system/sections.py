@@ -262,6 +262,11 @@ class Key(NamedTuple):
         return typing.get_type_hints(self.section)[self.field] if self.field else bool
 
 
+def file_of(name: str) -> str:
+    """Return the file that a key is typed with: lora of lora.rank."""
+    return name.removeprefix("model.").partition(".")[0]
+
+
 def fields_of(settings: Any) -> dict[str, dataclasses.Field]:
     """Return the fields of a dataclass {name: field}."""
     return {field.name: field for field in dataclasses.fields(settings)}

@@ -25,8 +25,8 @@ import numpy as np
 from tqdm import tqdm
 
 import config
-from checkpoints import checkpoint
-from loop import runs, same_run
+from checkpoints import checkpoint, older
+from loop import runs
 from tools.compare import DRAWS, interquartile_mean
 
 # ---- the methods -----------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def ladder_job(task, paper, rung, rate, seed, options):
     keys = [key for of_rung in RUNGS.values() for key in of_rung.split()]
     rungs = list(RUNGS)
     taken = [key for name in rungs[: rungs.index(rung) + 1] for key in RUNGS[name].split()]
-    values = {key: getattr(ours if key in taken else theirs, key, same_run.OFF.get(key)) for key in keys}
+    values = {key: getattr(ours if key in taken else theirs, key, older.OFF.get(key)) for key in keys}
     used = config.override(ours, {key: str(value) for key, value in values.items()})
     kept, updates, views = config.n_update(used), used.updates_per_rollout, config.n_views(used)
     by_reference = updates * views if used.kl_beta else 0

@@ -10,9 +10,9 @@ import scipy.stats
 from test_bench import small_run
 
 import config
-from checkpoints import checkpoint
+from checkpoints import checkpoint, older
 from config.sudoku_d1_grpo import config as grpo_config
-from loop import runs, same_run
+from loop import runs
 from tools import compare as pages
 
 OPTIONS = types.SimpleNamespace(
@@ -69,10 +69,10 @@ def test_a_ladder_goes_from_a_papers_settings_to_ours_and_each_rung_changes_only
     loaded = []
     for rung in compare.RUNGS:
         job = compare.ladder_job(task, paper, rung, 1e-4, 0, OPTIONS)
-        loaded.append(same_run.OFF | config.flatten(config.load(job.command.split())))
+        loaded.append(older.OFF | config.flatten(config.load(job.command.split())))
     keys = [key for of_rung in compare.RUNGS.values() for key in of_rung.split()]
-    theirs = same_run.OFF | config.flatten(config.load([f"config/{compare.PAPERS[paper]}.py", "--model=small"]))
-    ours = same_run.OFF | config.flatten(config.read_file(f"config/{task}_grpo.py")) | (
+    theirs = older.OFF | config.flatten(config.load([f"config/{compare.PAPERS[paper]}.py", "--model=small"]))
+    ours = older.OFF | config.flatten(config.read_file(f"config/{task}_grpo.py")) | (
         {"learning_rate": 3e-4} if task == "sudoku" else {}
     )
     assert {key: loaded[0][key] for key in keys} == {key: theirs[key] for key in keys}

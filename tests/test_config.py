@@ -22,6 +22,7 @@ import model
 import rewards
 import sample
 import train
+from checkpoints import older
 from data import texts
 from loop import help, memory, runs, same_run, start
 from system import sections
@@ -122,8 +123,8 @@ PAPERS = {  # config/NAME.py: what its paper states
         "batch_size=16 group_size=6 updates_per_rollout=12 logp_est=one_step masked_prompt.share=0.15 "
         "adv_baseline=mean adv_norm=none kl_beta=0.04 lora.rank=128 loss_type=bnpo clip_low=0.5 clip_high=0.5 "
         "ratio_level=token beta2=0.99 learning_rate=3e-6 lr_schedule=constant weight_decay=0.1 grad_clip=0.2 "
-        "max_prompt_len=200 max_new_tokens=256 diffusion_steps=128 block_len=32 order=sampled rule=quota temperature=0.9 "
-        "texts.chat_template=llada",
+        "max_prompt_len=200 max_new_tokens=256 diffusion_steps=128 block_len=32 order=sampled rule=quota "
+        "temperature=0.9 texts.chat_template=llada",
     "dream_countdown_grpo":
         "group_size=6 updates_per_rollout=8 logp_est=coupled_elbo logp_views=2 ratio_level=sequence clip_low=4e-4 "
         "clip_high=4e-4 kl_beta=1e-3 kl_est=k2_sequence learning_rate=3e-6 lr_schedule=constant weight_decay=0.01 "
@@ -239,7 +240,7 @@ def test_the_number_of_views_is_that_of_the_estimator(monkeypatch):
     assert config.n_views(cfg) == 6 and config.n_views(dataclasses.replace(cfg, logp_est="coupled")) == 3
 
     def two_more_than_asked(key, completion, inputs):
-        masked = jax.numpy.repeat(completion[None], inputs.n + 2, 0)
+        masked = jax.numpy.repeat(completion[:, None], inputs.n + 2, 1)
         return masked, masked, completion
 
     monkeypatch.setitem(diffusion.ESTIMATORS, "two_more", two_more_than_asked)
@@ -601,13 +602,13 @@ def test_all_keys_of_a_variant_are_printed_also_those_that_nobody_typed(file):
 ])  # fmt: skip
 def test_a_run_of_older_code_has_other_names_and_keys_of_variants_that_it_does_not_use(now, was, changed):
     cfg = config.changed(config.Config(init_from="x"), now)
-    found = same_run.changed_keys(cfg, same_run.as_named_now(was), [])
+    found = same_run.changed_keys(cfg, older.as_named_now(was), [])
     assert found.split(", lora.alpha")[0].split(", model.moe")[0] == changed
 
 
 def test_an_older_run_is_read_with_its_variants():
     was = {"use": ["lora"], "lora_rank": 4, "nll_coef": 0.0, "chat_template": "chatml", "max_iters": 7}
-    cfg = same_run.recorded(same_run.as_named_now(was))
+    cfg = same_run.recorded(older.as_named_now(was))
     assert (lora.Keys.of(cfg).rank, texts.Keys.of(cfg).chat_template, cfg.max_iters) == (4, "chatml", 7)
 
 

@@ -15,11 +15,11 @@ import data
 import model
 import rewards
 import train
-from checkpoints import checkpoint, huggingface
+from checkpoints import checkpoint, huggingface, older
 from data import texts
 from data.tiny import prepare as tiny
 from judges import formats
-from loop import runs, same_run
+from loop import runs
 from system import disk, drawn
 from variants import curriculum
 
@@ -201,6 +201,6 @@ def test_small_changes_the_task_and_the_sizes_and_nothing_of_how_a_recipe_learns
         group_size updates_per_rollout adv_baseline adv_norm adv_negative ratio_level loss_type clip_low clip_high
         kl_beta kl_est ref_mode ref_sync_interval ref_sync_mix lr_schedule weight_decay beta1 beta2 grad_clip
         seed""".split()
-    of = lambda cfg: {key: getattr(cfg, key, same_run.OFF.get(key)) for key in kept}
+    of = lambda cfg: {key: getattr(cfg, key, older.OFF.get(key)) for key in kept}
     assert of(small) == of(recipe)
     assert config.base_run(small).dataset == "countdown" and small.model == config.base_run(small).model

@@ -20,7 +20,7 @@ import os
 
 import numpy as np
 
-from checkpoints import checkpoint
+from checkpoints import checkpoint, older
 from loop import report as pages
 from loop import runs, same_run
 from system import disk, terminal
@@ -87,7 +87,7 @@ def compare(folders: list[str]) -> str:
 def recipe_of(cfg: dict) -> str:
     """Write down the keys that tell recipes apart. Older runs also recorded the keys of variants that they did not use,
     and keys that are gone since: these are left out where they have the value that changes nothing."""
-    absent = same_run.OFF | same_run.GONE
+    absent = older.OFF | same_run.GONE
     return str(sorted(item for item in cfg.items() if item[0] not in APART and item not in absent.items()))
 
 

