@@ -252,7 +252,7 @@ def row_text(i, prompts, completions):
 def why_it_failed(fn, error, call_rows, prompts, completions):
     """Say how a reward failed: the line that raised, and the first row on which it fails alone -> end of a message."""
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, RuntimeError) and frames[-1].filename.endswith(os.path.join("judges", "sandbox.py")):
+    if isinstance(error, RuntimeError) and frames[-1].filename.endswith(os.path.join("judges", "sandbox", "pool.py")):
         return f": {error}"  # a failure of the machine, for which no completion is to blame
     file = getattr(getattr(inspect.unwrap(fn), "__code__", None), "co_filename", None)
     at = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])

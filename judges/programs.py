@@ -1,7 +1,7 @@
 """Rewards for code: which program a completion means, and whether it parses, passes its tests, runs fast, reads well.
 
-Nothing runs in this process: Python is only parsed here. Programs run, and compilers check other languages, in
-sandbox.py, all of a batch in one call. rewards.py describes the type of the functions with columns
+Nothing runs in this process: Python is only parsed here. Programs run, and compilers check other languages, in the
+sandbox, all of a batch in one call. rewards.py describes the type of the functions with columns
 `prompts, completions, ...` and has all other rewards.
 """
 
@@ -15,10 +15,10 @@ import shutil
 from typing import Any, NamedTuple
 
 import rewards
-from judges import fences, formats
+from judges import fences, formats, sandbox
 from judges.fences import DEFINITIONS, MAX_SOURCE, PARTS, parse
-from judges.languages import LANGUAGES, SYNTAX
-from judges.sandbox import Sandbox, check_job
+from judges.sandbox import Job, Verdict
+from judges.sandbox.languages import LANGUAGES, SYNTAX
 from rewards import Scores
 from system import sections
 
@@ -28,11 +28,11 @@ class Keys(sections.Section):
     timeout: float = sections.key(1.0, "CPU seconds per program", sections.POSITIVE)
     workers: int | None = sections.key(None, "programs at a time; None: six per core, at most 64",
                                        sections.POSITIVE_INT)  # fmt: skip
-    unsafe: tuple[str, ...] = sections.key((), "protections to do without on this machine, see judges/sandbox.py")
+    unsafe: tuple[str, ...] = sections.key((), "protections to do without on this machine, see docs/sandbox.md")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the arguments of `sandbox`."""
+        """Return the settings of `sandbox.run`."""
         return {"timeout": self.timeout, "workers": self.workers, "unsafe": self.unsafe}
 
 
@@ -43,7 +43,7 @@ ALIASES = {
     **dict.fromkeys(("gcc", "gnu c"), "c"),
 }
 EMPTY = r"\[\]|\{\}|(?:\w+\.)?(?:(?:list|dict|set|deque|Counter|OrderedDict)\(\)|defaultdict\(\w*\))"
-NOT_RUN: dict[str, Any] = {"passed": [], "error": "", "seconds": 0.0}
+NOT_RUN = Verdict([])
 
 
 class Program(NamedTuple):
@@ -77,10 +77,8 @@ def check(rows: list[dict]) -> collections.Counter:
     )
     for i, row in enumerate(rows):
         if row.get("tests") and row.get("language") not in other:
-            try:
-                check_job(i, "", row["tests"], "", language_of(row.get("language")))
-            except ValueError as e:
-                raise ValueError(f"row {i}: {str(e).partition(': ')[2]}") from None
+            if wrong := sandbox.problem(Job("", row["tests"], "", language_of(row.get("language")))):
+                raise ValueError(f"row {i}: {wrong}")
     return other
 
 
@@ -279,7 +277,7 @@ def compiles(sources) -> list[float]:
     time: 0.0). If a compiler is missing, the balance of the brackets decides."""
     sources = list(sources)
     compiled = [source for source in sources if by_compiler(*source)]
-    results = dict(zip(compiled, run([(code, [SYNTAX], "", lang) for code, lang in compiled]), strict=True))
+    results = dict(zip(compiled, run([Job(code, [SYNTAX], "", lang) for code, lang in compiled]), strict=True))
     return [
         verdict_of(results[source]) if source in results else quick_verdict(*source)
         for source in sources
@@ -294,9 +292,9 @@ def by_compiler(code, language):
 
 
 def verdict_of(result):
-    if "out of time" in result["error"]:
+    if "out of time" in result.error:
         return 0.0
-    return 1.0 if all(result["passed"]) else -1.0
+    return 1.0 if all(result.passed) else -1.0
 
 
 def quick_verdict(code, language):
@@ -341,39 +339,35 @@ def fenced(prompts, completions, language=None):
 
 
 # ---- what its tests say ----------------------------------------------------------------------------------------------
-shared: dict[str, Sandbox] = {}
+settings: dict[str, Any] = {}  # of `sandbox.run`, for all rewards of this process
 
 
-def sandbox(**settings: Any) -> Sandbox:
-    """Return the Sandbox that all rewards share. With settings (workers, timeout, memory, unsafe), close it
-    and make another."""
-    if settings and shared:
-        shared.pop("sandbox").close()
-    if not shared:
-        shared["sandbox"] = Sandbox(**settings)
-    return shared["sandbox"]
+def choose(**wanted: Any) -> None:
+    """Choose the settings of the sandbox: timeout, workers, unsafe. ValueError if one of them is wrong."""
+    sandbox.run([], **wanted)
+    settings.update(wanted)
 
 
-def run(jobs: list[tuple]) -> list[dict]:
-    """Run jobs (code, tests, entry, language) in the shared sandbox -> a result for each, as of Sandbox.run.
+def run(jobs: list[Job]) -> list[Verdict]:
+    """Run jobs in the sandbox, equal ones once.
 
-    Equal jobs run once. Blank code, and code without tests or in a language that is not run here, gets NOT_RUN."""
+    Blank code, and code without tests or in a language that is not run here, gets NOT_RUN."""
     keys = [json.dumps(job) for job in jobs]
     todo = {
         key: job
         for key, job in zip(keys, jobs, strict=True)
-        if job[0].strip() and job[1] and runs(job[3])
+        if job.code.strip() and job.tests and runs(job.language)
     }
-    results = dict(zip(todo, sandbox().run(list(todo.values())) if todo else [], strict=True))
-    return [results.get(key, NOT_RUN) for key in keys]
+    verdicts = dict(zip(todo, sandbox.run(todo.values(), **settings) if todo else [], strict=True))
+    return [verdicts.get(key, NOT_RUN) for key in keys]
 
 
-def run_tests(prompts, meant: list[Program], tests) -> list[dict]:
-    """Run the tests of each row on its program `meant`, with the prompt's helpers -> a result for each, see `run`."""
+def run_tests(prompts, meant: list[Program], tests) -> list[Verdict]:
+    """Run the tests of each row on its program `meant`, with the prompt's helpers."""
     rows = zip(prompts, meant, tests, strict=True)
     return run(
         [
-            (p.code, add_helpers(prompt, t, p.entry, p.language), p.entry, p.language)
+            Job(p.code, add_helpers(prompt, t, p.entry, p.language), p.entry, p.language)
             for prompt, p, t in rows
         ]
     )
@@ -389,11 +383,11 @@ def passed(prompts, meant: list[Program], tests) -> Scores:
     """Score programs by the share of their tests that pass; None in a language that is not run here."""
     results = run_tests(prompts, meant, tests)
     known = [runs(p.language) for p in meant]
-    shares = [sum(r["passed"]) / max(1, len(r["passed"])) for r in results]
+    shares = [sum(r.passed) / max(1, len(r.passed)) for r in results]
     return Scores(
         [share if k else None for share, k in zip(shares, known, strict=True)],
         none_frac=[float(not (t and k)) for t, k in zip(tests, known, strict=True)],
-        timeout_frac=[float("out of time" in r["error"]) for r in results],
+        timeout_frac=[float("out of time" in r.error) for r in results],
     )
 
 
@@ -431,9 +425,9 @@ def performance(prompts, completions, tests, reference, entry=None):
     for p, result in zip(
         meant, run_tests([*prompts, *prompts], meant, [*tests, *tests]), strict=True
     ):
-        tree, right = parse(p.code)[1], result["passed"] and all(result["passed"])
+        tree, right = parse(p.code)[1], result.passed and all(result.passed)
         measured.append(
-            (max(1e-6, result["seconds"]), complexity(tree)) if tree and right else None
+            (max(1e-6, result.seconds), complexity(tree)) if tree and right else None
         )
     scores = []
     for own, best in zip(measured[: len(completions)], measured[len(completions) :], strict=True):

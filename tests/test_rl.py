@@ -556,10 +556,10 @@ def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes,
 def test_a_machine_that_contains_nothing_is_refused_before_the_first_rollout(tiny, tmp_path, monkeypatch):
     from judges import sandbox
 
-    def nothing_holds(self, jobs):
+    def nothing_holds(jobs, **_):
         raise RuntimeError("this machine does not contain: network")
 
-    monkeypatch.setattr(sandbox.Sandbox, "run", nothing_holds)
+    monkeypatch.setattr(sandbox, "run", nothing_holds)
     row = json.dumps({"prompt": "12", "completion": "21", "tests": ["assert True"]}) + "\n"
     (tmp_path / "rows.jsonl").write_text(row * 30)
     with pytest.raises(ValueError, match="does not contain: network"):

@@ -23,14 +23,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from judges import languages, programs, values
-from judges import sandbox as module
-from judges.sandbox import Sandbox
+from judges import programs
+from judges.sandbox import Job, languages
+from judges.sandbox import pool as module
+from judges.sandbox.pool import Pool
+from judges.sandbox.tests.plain import only_plain
+from judges.sandbox.wire import values
 from tests import honest
 from tests.attacks.run import completions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has what contains a candidate")
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(module.__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ATTACKS = os.path.join(ROOT, "tests", "attacks")
 ADD = "def add(a, b): return a + b"
 RIGHT = ["assert add(1, 2) == 3", "assert add(-4, 9) == 5"]
@@ -40,25 +43,25 @@ NAP = "import time\ndef add(a, b): time.sleep(99)"  # as long as a loop, and fre
 
 @pytest.fixture(scope="module")
 def box():
-    with Sandbox(workers=4, timeout=2) as box:
+    with Pool(workers=4, timeout=2) as box:
         yield box
 
 
 @pytest.fixture(scope="module")
 def brief():
     """For what takes all the time there is."""
-    with Sandbox(workers=1, timeout=1) as box:
+    with Pool(workers=1, timeout=1) as box:
         yield box
 
 
 def one(box, code, tests, entry="", language="python"):
-    return box.run([(code, tests, entry, language)])[0]
+    return box.run([Job(code, tests, entry, language)])[0]
 
 
 def value(box, code, expression):
     """What an expression is in a candidate, told by the message of a failed assertion."""
     verdict = one(box, f"{code}\ndef told(): return {expression}", ["assert 0, told()"])
-    return ast.literal_eval(verdict["error"].removeprefix("test 1: AssertionError: "))
+    return ast.literal_eval(verdict.error.removeprefix("test 1: AssertionError: "))
 
 
 def parents():
@@ -104,14 +107,14 @@ def scratch(family, trainer):
 def altered(tmp_path, *changes):
     """The sandbox with parts of its source replaced, as it would be on another machine or after a mistake.
 
-    Workers run the altered files; of those that the trainer imports only sandbox.py is."""
-    folder = tmp_path / "judges"
+    Workers run the altered files; of those that the trainer imports only pool.py is."""
+    folder = tmp_path / "judges" / "sandbox"
     shutil.copytree(os.path.dirname(module.__file__), folder, ignore=shutil.ignore_patterns("__pycache__"))
     for old, new in changes:
-        path, = (path for path in folder.glob("*.py") if old in path.read_text())
+        path, = (path for path in folder.glob("**/*.py") if old in path.read_text())
         assert path.read_text().count(old) == 1, old
         path.write_text(path.read_text().replace(old, new))
-    spec = importlib.util.spec_from_file_location("sandbox_altered", folder / "sandbox.py")
+    spec = importlib.util.spec_from_file_location("sandbox_altered", folder / "pool.py")
     spec.loader.exec_module(changed := importlib.util.module_from_spec(spec))
     return changed
 
@@ -119,15 +122,15 @@ def altered(tmp_path, *changes):
 # ---- scoring ---------------------------------------------------------------------------------------------------------
 def test_right_answers_pass_and_wrong_ones_fail(box):
     verdict = one(box, ADD, RIGHT, "add")
-    assert 0 < verdict.pop("seconds") < 1 and verdict == {"passed": [True, True], "error": ""}
+    assert 0 < verdict.seconds < 1 and verdict[:2] == ([True, True], "")
     verdict = one(box, "def add(a, b): return 3", [*RIGHT, "assert add(0, 3) == 3"], "add")
-    assert verdict["passed"] == [True, False, True] and verdict["error"] == "test 2: AssertionError"
+    assert verdict.passed == [True, False, True] and verdict.error == "test 2: AssertionError"
 
 
 def test_verdicts_come_in_the_order_of_the_jobs(box):
     jobs = [(f"def f(): return {i}", [f"assert f() == {i // 2 * 2}"], "f") for i in range(16)]
-    assert [v["passed"][0] for v in box.run(jobs)] == [i % 2 == 0 for i in range(16)]
-    assert box.run([]) == [] and one(box, ADD, [])["passed"] == []
+    assert [v.passed[0] for v in box.run(jobs)] == [i % 2 == 0 for i in range(16)]
+    assert box.run([]) == [] and one(box, ADD, []).passed == []
 
 
 STAR = "from solution import *\n"
@@ -230,7 +233,7 @@ SCORED = {  # code, tests, entry, what passes; and where not everything does, wo
 def test_a_verdict_is_right_every_time(box, name):
     code, tests, entry, passed, *error = SCORED[name]
     for verdict in box.run([(code, tests, entry)] * 2):
-        assert verdict["passed"] == passed and [*error, ""][0] in verdict["error"], verdict
+        assert verdict.passed == passed and [*error, ""][0] in verdict.error, verdict
     assert not os.path.exists("/tmp/sandbox_test")
 
 
@@ -256,20 +259,20 @@ peer.ops['names'] = lambda wanted: {{'__all__': lie}} if wanted == ['__all__'] e
     ("def load_tests(*a): return a[1]", STAR + "import unittest\nclass T(unittest.TestCase):\n    def test(self): assert f() == 3")])
 def test_a_star_import_gives_no_name_of_the_test_away(box, lie, test):
     verdict = one(box, lie + "\ndef f(): return 2", [test, STAR + "assert f() == 2"], "f")
-    assert verdict["passed"] == [False, True], verdict
+    assert verdict.passed == [False, True], verdict
 
 
 def test_errors_are_one_short_line_of_ascii(box):
     for code in ("def f(): raise ValueError('é\\n' * 999 + '\\ud800')", "é = 1 +", "raise ValueError('x\\ny' * 500)", "raise ValueError('\\x1b[2J')"):
-        error = one(box, code, ["f()"])["error"]
+        error = one(box, code, ["f()"]).error
         assert 0 < len(error) <= 300 and error.isascii() and error.isprintable()
 
 
 def test_a_test_that_loops_costs_its_time_and_no_more(brief):
     start = time.time()
     verdict = one(brief, "def f(): return 10 ** 18", ["assert sum(range(f())) == 0", "assert f()"])
-    assert verdict["passed"] == [False, False] and "out of time" in verdict["error"] and time.time() - start < 20
-    assert one(brief, ADD, RIGHT)["passed"] == [True, True]
+    assert verdict.passed == [False, False] and "out of time" in verdict.error and time.time() - start < 20
+    assert one(brief, ADD, RIGHT).passed == [True, True]
 
 
 def test_a_program_that_fails_says_why(box, brief):
@@ -279,13 +282,13 @@ def test_a_program_that_fails_says_why(box, brief):
             "while True: pass": "out of time", "while True: print('x' * 9999)": "printed", "x = bytearray(1 << 32)": "MemoryError"}
     for code, why in whys.items():
         verdict = one(brief if why == "out of time" else box, code, nothing)
-        assert verdict["passed"] == [False] and why in verdict["error"], (code, verdict)
+        assert verdict.passed == [False] and why in verdict.error, (code, verdict)
 
 
 def test_the_same_code_gives_the_same_verdict_in_every_worker(box):
     code = "import random\ndef f(): return random.random(), hash('x'), list({'a', 'b', 'c', 'd'})"
     verdicts = box.run([(code, ["assert 0, f()"], "f")] * 12)
-    assert len({v["error"] for v in verdicts}) == 1
+    assert len({v.error for v in verdicts}) == 1
 
 
 # ---- what an object may say of itself ----------------------------------------------------------------------------------
@@ -302,7 +305,7 @@ def test_an_honest_program_is_paid(box, name):
     entry = (re.findall(r"Solution\(\)\.\w+", name) or re.findall(r"^def (\w+)", prompt, re.M) or [""])[-1]
     tests = programs.add_helpers(prompt, tests, entry, language)
     verdict = one(box, programs.program(prompt, completion, entry, language), tests, entry, language)
-    assert all(verdict["passed"]), verdict["error"]
+    assert all(verdict.passed), verdict.error
 
 
 def test_a_named_tuple_is_known_while_garbage_is_collected():
@@ -347,7 +350,7 @@ def test_a_class_that_says_yes_earns_nothing_by_extending_a_plain_one_nor_by_a_d
     wanted = repr({"(list)": [3], "(dict)": {3: 3}, "(set)": {3}, "(tuple)": (3,), "(str)": "3"}.get(base, 3))
     tests = [*(w.format(wanted) for w in WANTED), *DIFFERENCES]
     verdict = one(box, code, [f"assert {t}" for t in tests])
-    assert verdict["passed"] == [False] * len(tests), [t for t, passed in zip(tests, verdict["passed"], strict=True) if passed]
+    assert verdict.passed == [False] * len(tests), [t for t, passed in zip(tests, verdict.passed, strict=True) if passed]
 
 
 SWALLOWED = [
@@ -365,7 +368,7 @@ SWALLOWED = [
 
 def test_a_context_manager_of_the_candidate_swallows_no_failure(box):
     code = textwrap.dedent(YES.format(name="Yes", base="", zero=0)) + "\ndef bad(): raise ValueError"
-    assert one(box, code, SWALLOWED)["passed"] == [False] * len(SWALLOWED)
+    assert one(box, code, SWALLOWED).passed == [False] * len(SWALLOWED)
 
 
 def test_a_test_that_is_skipped_or_left_is_not_passed(box):
@@ -375,9 +378,9 @@ def test_a_test_that_is_skipped_or_left_is_not_passed(box):
     for error in ("unittest.SkipTest", "unittest.SkipTest('x')", "unittest.case._ShouldStop", "SystemExit(False)", "SystemExit"):
         verdict = one(box, code.format(error), [case + run, case, case + "unittest.main(exit=False)",
                                                            case + "unittest.main()"])
-        assert verdict["passed"] == [False] * 4, (error, verdict)
+        assert verdict.passed == [False] * 4, (error, verdict)
     exits = "try: f()\nexcept SystemExit as e: assert e.code == 3"
-    assert one(box, code.format("SystemExit(4)"), [exits, "assert f() == 3"])["passed"] == [False, False]
+    assert one(box, code.format("SystemExit(4)"), [exits, "assert f() == 3"]).passed == [False, False]
 
 
 ONLY_DEFINED = [
@@ -387,9 +390,9 @@ ONLY_DEFINED = [
 
 
 def test_what_a_test_only_defines_is_run(box):
-    assert one(box, "def f(): return 3", ONLY_DEFINED, "f")["passed"] == [True] * len(ONLY_DEFINED)
+    assert one(box, "def f(): return 3", ONLY_DEFINED, "f").passed == [True] * len(ONLY_DEFINED)
     wrong = "def f(): return 4\ndef load_tests(*a): return a[1]"
-    assert one(box, wrong, ONLY_DEFINED, "f")["passed"] == [False] * len(ONLY_DEFINED)
+    assert one(box, wrong, ONLY_DEFINED, "f").passed == [False] * len(ONLY_DEFINED)
 
 
 FOR_PYTEST = [
@@ -407,7 +410,7 @@ def test_a_test_for_pytest_that_fails_there_fails_here(box):
     code = textwrap.dedent(YES.format(name="Yes", base="", zero=0)).replace("def f(*a)", "def y()")
     code += "\nclass Y(Yes, float): pass\ndef f(): return 2\ndef g(): raise KeyError(1)\nclass pytest: raises = approx = staticmethod(lambda *a: 2)"
     tests = [*("import pytest\n" + test for test in FOR_PYTEST), "assert f() == 2"]
-    assert one(box, code, tests, "f")["passed"] == [False] * len(FOR_PYTEST) + [True]
+    assert one(box, code, tests, "f").passed == [False] * len(FOR_PYTEST) + [True]
 
 
 def test_what_a_test_replaces_is_as_it_was_for_the_next(box):
@@ -418,26 +421,26 @@ def test_what_a_test_replaces_is_as_it_was_for_the_next(box):
     code = "import os, sys, time\ndef g(): return os.environ.get('A'), sys.argv\n" \
            "def kinds(): return type(sys.stdout).__name__, time.sleep.__name__, input.__name__"
     verdict = one(box, code, dirty)
-    assert verdict["passed"] == [True, True], verdict["error"]
-    assert one(box, code, dirty[1:])["passed"] == [True]
+    assert verdict.passed == [True, True], verdict.error
+    assert one(box, code, dirty[1:]).passed == [True]
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_loop_costs_its_own_time_only():
-    with Sandbox(workers=8, timeout=1) as box:
+    with Pool(workers=8, timeout=1) as box:
         box.run([(ADD, RIGHT, "add")] * 8)
         start = time.time()
         box.run([(NAP, RIGHT, "add")] * 8)
         assert time.time() - start < 6, "eight that take 1 s each, on eight workers, should overlap"
         verdicts = box.run([(LOOP if i == 8 else ADD, RIGHT, "add") for i in range(16)])
-        assert [all(v["passed"]) for v in verdicts] == [i != 8 for i in range(16)]
+        assert [all(v.passed) for v in verdicts] == [i != 8 for i in range(16)]
 
 
 def test_an_answer_is_limited(box):
     tests = ["assert len(f(10 ** 6)) == 10 ** 6", "assert f(10 ** 8)", "assert f(1)"]
     verdict = one(box, "def f(n): return 'x' * n", tests)
-    assert verdict["passed"] == [True, False, False] and re.search("at once|out of time", verdict["error"])
+    assert verdict.passed == [True, False, False] and re.search("at once|out of time", verdict.error)
 
 
 # ---- containment -----------------------------------------------------------------------------------------------------
@@ -473,7 +476,7 @@ def test_a_candidate_cannot(box):
     code = f"import os, socket, resource\nROOT = {ROOT!r}\n" + "".join(
         f"def f{i}():\n    try: {attempt}\n    except (PermissionError, ZeroDivisionError): return 'refused'\n" for i, attempt in enumerate(attempts))
     verdict = one(box, code, [f"assert f{i}() == 'refused', f{i}()" for i in range(len(attempts))])
-    assert verdict["error"] == "" and all(verdict["passed"]), [a for a, passed in zip(attempts, verdict["passed"], strict=True) if not passed]
+    assert verdict.error == "" and all(verdict.passed), [a for a, passed in zip(attempts, verdict.passed, strict=True) if not passed]
 
 
 def test_a_candidate_does_not_read_packages_and_still_imports_the_library(box):
@@ -495,10 +498,10 @@ def test_a_candidate_does_not_read_packages_and_still_imports_the_library(box):
             return True"""
     tests = ["assert closed()", "assert library()", "try: imports()\nexcept ImportError: pass\nelse: assert 0",
              "assert library()"]
-    assert one(box, textwrap.dedent(code), tests)["error"] == ""
+    assert one(box, textwrap.dedent(code), tests).error == ""
     if shutil.which("gcc"):
         read = f'#include <stdio.h>\nint main() {{ puts(fopen("{key}", "r") ? "read" : "closed"); }}'
-        assert one(box, read, [{"input": "", "output": "closed"}], "", "c")["error"] == ""
+        assert one(box, read, [{"input": "", "output": "closed"}], "", "c").error == ""
 
 
 ANSWERS = """
@@ -512,7 +515,7 @@ def test_a_test_that_evaluates_an_answer_hands_over_the_judge_and_not_the_machin
     answers = [answer.strip() for answer in re.split(r" \| |\n", ANSWERS.strip())]
     tests = [REFUSED.format(f"eval(f({i}))") for i in range(len(answers))]
     verdict = one(box, f"def f(i): return {answers!r}[i]", tests)
-    assert verdict["error"] == "" and all(verdict["passed"]), [a for a, passed in zip(answers, verdict["passed"], strict=True) if not passed]
+    assert verdict.error == "" and all(verdict.passed), [a for a, passed in zip(answers, verdict.passed, strict=True) if not passed]
     assert not os.path.exists("/tmp/sandbox_test")
 
 
@@ -525,10 +528,10 @@ OBEYED = """
 def test_a_judge_that_obeys_an_answer_costs_its_completion_and_no_other(capfd):
     answers = re.split(r" \| |\n", OBEYED.strip())
     jobs = [(f"def f(): return {answer.strip()!r}", ["eval(f())", "1"], "f") for answer in answers]
-    with Sandbox(workers=1, timeout=1) as box:
+    with Pool(workers=1, timeout=1) as box:
         verdicts = box.run([job for obeyed in jobs for job in (obeyed, (ADD, RIGHT, "add"))])
-    assert [v["passed"] for v in verdicts[1::2]] == [[True, True]] * len(jobs)
-    assert not any(all(v["passed"]) for v in verdicts[::2]), verdicts
+    assert [v.passed for v in verdicts[1::2]] == [[True, True]] * len(jobs)
+    assert not any(all(v.passed) for v in verdicts[::2]), verdicts
 
 
 RUNS_TEXT = {  # ways of a test to run what an answer says
@@ -541,34 +544,129 @@ RUNS_TEXT = {  # ways of a test to run what an answer says
 
 
 def test_a_judge_that_obeyed_an_answer_judges_no_other():
-    bribe = "setattr(__import__('sys').modules['judges.judge'], 'run_assert', lambda *a: None)"
+    bribe = "setattr(__import__('sys').modules['judges.sandbox.judge'], 'run_assert', lambda *a: None)"
     pairs = [[(f"def f(): return {bribe!r}", [test], "f"), (ADD, [RIGHT[0], "assert add(1, 1) == 3"], "add")] for test in RUNS_TEXT.values()]
-    with Sandbox(workers=1, timeout=1) as box:
+    with Pool(workers=1, timeout=1) as box:
         verdicts = box.run(sum(pairs, []))
-    assert {way: v["passed"] for way, v in zip(RUNS_TEXT, verdicts[1::2], strict=True)} == dict.fromkeys(RUNS_TEXT, [True, False])
+    assert {way: v.passed for way, v in zip(RUNS_TEXT, verdicts[1::2], strict=True)} == dict.fromkeys(RUNS_TEXT, [True, False])
 
 
 LEFT_BEHIND = {
     "files": "import os\nfor i in range(20): open(f'{os.environ[\"TMPDIR\"]}/{i}', 'w')",
     "a deep folder": "import os\nos.chdir(os.environ['TMPDIR'])\nfor i in range(1100): os.mkdir('a'); os.chdir('a')",
-    "verdicts": "import os, json, struct\nt = json.dumps({'passed': [True] * 2, 'error': '', 'seconds': 0.0}).encode()\n"
+    "verdicts": "import os, json, struct\nt = json.dumps([[[True] * 2, '', 0.0], True]).encode()\n"
                 "for fd in range(3, 20):\n try: os.write(fd, (struct.pack('>I', len(t)) + t) * 3)\n except OSError: pass",
     "requests": "import socket, struct\nfor fd in range(3, 20):\n for i in range(9):\n  try: socket.send_fds(socket.socket(fileno=fd), "
                 "[struct.pack('id', 0, 1e9)], [fd, 1])\n  except OSError: pass",
     "flags": "import fcntl\nfor fd in range(20):\n try: fcntl.fcntl(fd, 4, 2048)\n except OSError: pass",
     "the exit status of a machine that failed": "import os\nos._exit(75)", "its end": "import os\nos.kill(os.getpid(), 9)",
-    "a word for the machine": "raise_ = __import__('judges.judge').judge\ndef score(*a): raise OSError('broken')\nraise_.score = score\n"
+    "a word for the machine": "raise_ = __import__('judges.sandbox.bench').sandbox.bench\ndef score(*a): raise OSError('broken')\nraise_.score = score\n"
                               "import os\nos._exit(1)"}
 
 
 def test_nothing_that_a_judge_leaves_behind_reaches_the_next(capfd):
     look = "import os, fcntl\nassert add(1, 1) == 3 or os.listdir(os.environ['TMPDIR']) or fcntl.fcntl(2, 3) & 2048"
     pairs = [[(f"def f(): return {left!r}", ["exec(f())"] * 2, "f"), (ADD, [RIGHT[0], look], "add")] for left in LEFT_BEHIND.values()]
-    with Sandbox(workers=1, timeout=1) as box:
+    with Pool(workers=1, timeout=1) as box:
         verdicts = box.run(sum(pairs, []))
-    assert {what: v["passed"] for what, v in zip(LEFT_BEHIND, verdicts[1::2], strict=True)} == dict.fromkeys(LEFT_BEHIND, [True, False])
-    assert not any(all(v["passed"]) for what, v in zip(LEFT_BEHIND, verdicts[::2], strict=True) if "exit" in what)
+    assert {what: v.passed for what, v in zip(LEFT_BEHIND, verdicts[1::2], strict=True)} == dict.fromkeys(LEFT_BEHIND, [True, False])
+    assert not any(all(v.passed) for what, v in zip(LEFT_BEHIND, verdicts[::2], strict=True) if "exit" in what)
     assert capfd.readouterr().err.count("\n") <= 3 * len(LEFT_BEHIND)
+
+
+# ---- one judge for many ------------------------------------------------------------------------------------------------
+PLAIN = ["assert f(1) == [1, 2]", "assert set(f(2)) == {1, 2}", "x = f(3)\nassert len(x) == 2 and sum(x) == 3", "assert str(f(4)) == '[1, 2]'",
+         "assert sorted(f(5), key=abs) == [1, 2], f'not {f(5)}'", "y = []\nf(y)\nassert y == [7]", "import_ = {a: b for a, b in enumerate(f(6))}\n"
+         "assert import_[0] == 1", "assert math.isclose(f(8)[1], 2) and isinstance(f(8), list) and all(map(bool, f(8)))"]
+NOT_PLAIN = [
+    *RUNS_TEXT.values(), "assert f().x == 3", "assert f().sort() is None", "assert f(lambda: 3) == 3", "import os\nassert f()", "assert g() == 3",
+    "x = f\nassert x() == 3", "x = f()\nassert x() == 3", "assert f()() == 3", "assert [f][0]() == 3", "assert type('A', (), {}) == f()",
+    "assert math.__loader__ == f()", "sum = f\nassert sum() == 3", "assert getattr(f, 'x') == 3", "assert f.__globals__", "f = 3\nassert f == 3",
+    "assert open(f())", "assert __import__(f())", "assert [x := f()]", "with f(): assert 3", "try: f()\nexcept Exception: pass", "def t(): f()",
+    "class A: x = f()", "for x in f(): assert x", "x = {}\nx[0] = f()", "x = 3\nx += f()", "assert f('os.path') == 3", "del f", "global f",
+    "math.pi = f()", "while f(): pass", "assert (await f())", "assert f() ==", "assert " + "(" * 500 + ")" * 500, "x = 0\n" * 9999, "if f(): pass",
+    "__builtins__ = f()", "assert [1 for __type__ in f()]", "raise f()", "return f()", "assert __name__ == f()", "print(f())", "lambda: f()"]
+
+
+def test_only_tests_that_evaluate_nothing_of_a_completion_share_a_judge():
+    plain = lambda *test, entry="f", language="python": only_plain(Job("", [*test], entry, language))
+    assert all(map(plain, PLAIN)) and plain(*PLAIN) and plain("assert sum([1]) == 1", entry="sum")
+    assert [test for test in NOT_PLAIN if plain(test)] == []
+    assert not plain(*PLAIN, NOT_PLAIN[0]) and not plain({"input": "", "output": ""}) and not plain(PLAIN[0], entry="Solution().f")
+    assert not plain(PLAIN[0], entry="") and not plain("assert __f() == 1", entry="__f") and not plain(PLAIN[0], language="c")
+
+
+LINE = "import gc\nline = next(x for x in gc.get_objects() if type(x).__name__ == 'Peer' and 'names' in x.ops)\n"
+SAYS = LINE + "def f(x):\n    for _ in range({0}): line.send({1})\n    import os; os._exit(0)"
+COLLIDE = "[i * (2 ** 61 - 1) for i in range(150000)]"
+HOSTILE = {  # what f(x) does; with words of the error, where those are known
+    "nothing wrong": "def f(x):\n    if x == []: x.append(7)\n    return [1, 2]", "a wrong answer": "def f(x): return [2, 1]",
+    **{f"yes, a {base or 'plain object'}": textwrap.dedent(YES.format(name="Yes", base=base, zero="self")) for base in BASES},
+    "a list of yes": textwrap.dedent(YES.format(name="Yes", base="", zero=0)).replace("return Yes()", "return [Yes(), Yes()]"),
+    "an own int": "class N(int):\n    __eq__ = lambda *a: True\n    __hash__ = lambda s: 1\ndef f(x): return [N(5), N(6)]",
+    "huge": "def f(x): return 1 << 30_000_000", "a long list": "def f(x): return [1] * 10 ** 6", "a long text": "def f(x): return 'x' * 8_000_000",
+    "too long a text": "def f(x): return 'x' * 9_000_000", "many digits": "def f(x): return 10 ** 99999", "deep": "def f(x):\n    a = []\n"
+    "    for _ in range(150): a = [a]\n    return a", "far too deep": SAYS.format(1, "0") + "\nimport struct\ndef f(x): line.sock.sendall("
+    "struct.pack('>I', 200_000) + b'[' * 200_000)", "texts that collide": f"def f(x): return {COLLIDE}",
+    "a dict that collides": f"def f(x): return dict.fromkeys({COLLIDE})", "endless range": "def f(x): return range(10 ** 18)",
+    "endless": "def f(x):\n    while True: yield 1", "own iterator": "class I:\n    __iter__ = lambda s: s\n    __next__ = lambda s: 1\ndef f(x): return I()",
+    "recursion": "def f(x): return f(x)", "deep hash": "def f(x):\n    a = ()\n    for _ in range(150): a = (a,)\n    return {a: a}",
+    "str of an error loops": "class E(Exception):\n    def __str__(s):\n        while True: pass\ndef f(x): raise E",
+    "str of an error lies": "class E(AssertionError):\n    __str__ = lambda s: 'x' * 10 ** 7\ndef f(x): raise E",
+    "a huge error": "def f(x): raise ValueError('x' * 7_000_000)", "an error of errors": "def f(x): raise ValueError(ValueError(ValueError()), {1: [2]})",
+    "an exit": "def f(x): raise SystemExit(0)", "an interrupt": "def f(x): raise KeyboardInterrupt", "a stop": "def f(x): raise StopIteration([1, 2])",
+    "dies": "import os\ndef f(x): os._exit(0)", "sleeps": NAP.replace("add(a, b)", "f(x)"), "loops": "def f(x):\n    while True: pass",
+    "asks back": LINE + "def f(x): return line.ask('getattr', line.unpack({'mine': 0}), '__globals__')",
+    "prints here": SAYS.format(3, "['printed', ['stdout', 'x'], {}]"), "asks for hashes": SAYS.format(9, "['hash', [{'yours': 0}], {}]"),
+    "answers early": SAYS.format(99, "['return', [2, 1], []]"), "changes a constant": SAYS.format(1, "['return', [1, 2], [[0, 3]]]"),
+    "a class of errors": SAYS.format(1, "['raise', {'raised': [1, ['json.decoder:JSONDecodeError', 2, 'ValueError'], [], {'dict': []}, None]}, []]"),
+    "a strange error": SAYS.format(1, "['raise', {'raised': [1, 'UnicodeDecodeError', [1], {'dict': [['args', 3]]}, None]}, []]"),
+    "a namedtuple": "import collections\ndef f(x): return collections.namedtuple('P', 'a b')(1, 2)",
+    "a default that is called": "import collections\ndef f(x): return collections.defaultdict(lambda: 1)", "a record": SAYS.format(
+        1, "['return', {'record': ['P', ['a'] * 99, [1]]}, []]"), "a file": SAYS.format(1, "['return', {'text': ['pathlib', 'PosixPath', '/']}, []]"),
+    "a queue": "import collections\ndef f(x): return collections.deque([1] * 10 ** 5, maxlen=3)"}
+
+
+@pytest.fixture
+def judges_of(monkeypatch):
+    """Count the judges that are started."""
+    start, started = module.Worker.start_judge, []
+    monkeypatch.setattr(module.Worker, "start_judge", lambda worker: started.append(worker) or start(worker))
+    return started
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_no_completion_changes_the_verdict_of_the_next_nor_makes_it_wait(brief, what):
+    neighbour, tests = Job(HOSTILE["nothing wrong"], [*PLAIN, "assert f(9) == [2, 1]"], "f"), [*PLAIN, "assert f(9) == 77"]
+    before, verdict, after = brief.run([neighbour, Job(HOSTILE[what], tests, "f"), neighbour])
+    assert before.passed == after.passed == [True] * len(PLAIN) + [False] and max(before.seconds, after.seconds) < 0.5, (verdict, after)
+    assert verdict.passed[:-1] == [True] * len(PLAIN) if what == "nothing wrong" else sum(verdict.passed) < 5, verdict
+    assert not verdict.passed[-1]
+
+
+def test_a_judge_that_has_met_plain_data_only_serves_the_next_and_no_other_does(judges_of):
+    jobs = [Job(f"def f(x): return [1, {i}]", PLAIN, "f") for i in range(20)]
+    with Pool(workers=1, timeout=1) as box:
+        assert [sum(v.passed) for v in box.run(jobs)] == [7 if i == 2 else sum(v.passed) for i, v in enumerate(box.run(jobs))]
+        assert len(judges_of) == 2 * 2, "one for each batch, one to try the walls"
+        for what, starts in {"nothing wrong": 1, "a wrong answer": 1, "an error of errors": 1, "recursion": 1, "dies": 1, "many digits": 1, "deep": 1,
+                             "a list of yes": 2, "an own int": 2, "own iterator": 2, "endless range": 2, "a class of errors": 2, "a record": 2,
+                             "a default that is called": 2, "prints here": 2, "a namedtuple": 2, "str of an error lies": 2}.items():
+            judges_of.clear()
+            box.run([jobs[0], Job(HOSTILE[what], PLAIN[:3], "f"), jobs[0]])
+            assert len(judges_of) == 1 + starts, what
+        judges_of.clear()
+        box.run([jobs[0], Job(ADD, RIGHT), jobs[0], Job("def f(x): return 'x' * x", ["assert len(f(8_000_000)) == 8_000_000"], "f"), jobs[0]])
+        assert len(judges_of) == 1 + 4, "a test without an entry has a judge of its own, and one that has grown serves no other"
+
+
+def test_a_shared_judge_that_is_killed_is_replaced(judges_of):
+    jobs = [Job(f"import time\ndef f(x):\n    time.sleep(0.02)\n    return {i}", [f"assert f(0) == {i}"], "f") for i in range(40)]
+    with Pool(workers=1, timeout=1) as box:
+        box.run(jobs[:1])
+        bench = sorted(descendants(box.idle[0].process.pid))[1]
+        threading.Timer(0.4, lambda: os.kill(*descendants(bench), signal.SIGKILL)).start()
+        assert [v.passed for v in box.run(jobs)] == [[True]] * len(jobs)
 
 
 THREADS = """
@@ -585,19 +683,19 @@ THREADS = """
 
 def test_a_completion_with_too_many_threads_is_ended(brief):
     code = textwrap.dedent(THREADS)
-    assert one(brief, code, ["assert f(40) == 40"])["error"] == ""
+    assert one(brief, code, ["assert f(40) == 40"]).error == ""
     verdict = one(brief, code, ["f(390)", "assert 1"])
-    assert verdict == verdict | {"passed": [False, False], "error": "started more than 64 threads"}
+    assert verdict[:2] == ([False, False], "started more than 64 threads")
 
 
 def test_so_is_a_judge_that_obeys_an_answer_and_starts_threads(brief, capfd):
     answer = textwrap.dedent(THREADS) + "\nf(390)"
     verdict = one(brief, f"def f(): return {answer!r}", ["exec(f(), {})"])
-    assert verdict["passed"] == [False] and "kill the judge" in verdict["error"]
+    assert verdict.passed == [False] and "kill the judge" in verdict.error
 
 
 def test_a_machine_that_fails_once_is_asked_again(monkeypatch, capfd):
-    spawn, calls = Sandbox.spawn, []
+    spawn, calls = Pool.spawn, []
 
     def fails_first(box):
         calls.append(box)
@@ -605,22 +703,22 @@ def test_a_machine_that_fails_once_is_asked_again(monkeypatch, capfd):
             raise module.Broken("no worker starts: Resource temporarily unavailable")
         return spawn(box)
     monkeypatch.setattr(module, "RETRY", 0)
-    monkeypatch.setattr(Sandbox, "spawn", fails_first)
-    with Sandbox(workers=2) as box:
-        assert [v["passed"] for v in box.run([(ADD, RIGHT, "add")] * 3)] == [[True, True]] * 3
+    monkeypatch.setattr(Pool, "spawn", fails_first)
+    with Pool(workers=2) as box:
+        assert [v.passed for v in box.run([(ADD, RIGHT, "add")] * 3)] == [[True, True]] * 3
     assert "no worker starts" in capfd.readouterr().err
 
 
 def test_a_worker_that_the_system_does_not_start_is_a_failure_of_the_machine(monkeypatch):
     monkeypatch.setattr(module, "RETRY", 0)
-    with Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="no worker starts.*unavailable"):
+    with Pool(workers=1) as box, pytest.raises(RuntimeError, match="no worker starts.*unavailable"):
         monkeypatch.setattr("subprocess.Popen.__init__", Mock(side_effect=BlockingIOError(11, "unavailable")))
         box.run([(ADD, RIGHT, "add")])
 
 
 def test_the_kernel_ends_workers_before_the_trainer_and_their_folders_are_cleared_away(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with Sandbox(workers=1, timeout=5) as box:
+    with Pool(workers=1, timeout=5) as box:
         box.run([(ADD, RIGHT, "add")])
         worker = box.idle[0].process.pid
         with open(f"/proc/{worker}/environ") as f:
@@ -641,11 +739,11 @@ BUSY = "import time\ndef f(x):\n    while time.process_time() < {}: pass\n    re
     (6, 6, 0.2, 0.5), *(pytest.param(n, 24, 0.5, 1, marks=pytest.mark.slow) for n in (1, 6, 24)),
     pytest.param(64, 64, 0.8, 1, marks=pytest.mark.slow)])
 def test_a_verdict_does_not_depend_on_the_neighbours(workers, count, seconds, timeout):
-    with Sandbox(workers=workers, timeout=timeout) as box:
+    with Pool(workers=workers, timeout=timeout) as box:
         verdicts = box.run([(BUSY.format(seconds), [f"assert f({i}) == {i}"], "f") for i in range(count)])
-        assert [v["passed"] for v in verdicts] == [[True]] * count
+        assert [v.passed for v in verdicts] == [[True]] * count
         verdict = one(box, BUSY.format(2 * timeout), ["assert f(1) == 1"])
-        assert verdict["passed"] == [False] and verdict["error"] == "out of time"
+        assert verdict.passed == [False] and verdict.error == "out of time"
 
 
 @pytest.mark.parametrize("files, cores", [
@@ -664,8 +762,8 @@ def test_workers_are_counted_by_the_cores_that_the_process_may_use(tmp_path, mon
     exists = os.path.exists
     monkeypatch.setattr(module.os.path, "exists", lambda path: exists(path.replace("/sys/fs/cgroup", str(tmp_path))))
     assert module.usable_cores() == cores
-    box = Sandbox()
-    assert box.workers == 6 * cores and box.limits.wall == 20 and Sandbox(workers=24 * cores).limits.wall == 80
+    box = Pool()
+    assert box.workers == 6 * cores and box.limits.wall == 20 and Pool(workers=24 * cores).limits.wall == 80
 
 
 def test_flags_and_memory_of_a_completion_are_gone_with_it():
@@ -673,20 +771,20 @@ def test_flags_and_memory_of_a_completion_are_gone_with_it():
     code += "    fcntl.fcntl(i, 3) for i in range(3)]"
     flags = os.O_NONBLOCK | os.O_APPEND
     big = ("def f(): return b'x'", ["assert len(f() * (200 << 20)) == 200 << 20"], "f")
-    with Sandbox(workers=1, timeout=5) as box:
+    with Pool(workers=1, timeout=5) as box:
         box.run([(code, [f"assert f({flags})"], "f")])
-        assert one(box, code, [f"assert not any(x & {flags} for x in f(0))"])["error"] == ""
-        assert one(box, *big)["passed"] == [True]
+        assert one(box, code, [f"assert not any(x & {flags} for x in f(0))"]).error == ""
+        assert one(box, *big).passed == [True]
         assert max(map(resident, descendants(os.getpid()))) < 200 << 20  # this process may have grown by other tests
         first = box.idle[0].process.pid
-        assert one(box, ADD, RIGHT)["passed"] == [True, True] and box.idle[0].process.pid == first
+        assert one(box, ADD, RIGHT).passed == [True, True] and box.idle[0].process.pid == first
 
 
 def test_a_job_is_not_charged_for_what_the_judge_before_it_did():
-    with Sandbox(workers=1, timeout=1) as box:
+    with Pool(workers=1, timeout=1) as box:
         one(box, ADD, ["import time\nwhile time.process_time() % 1 < 0.7: pass"])
         rest = "import resource, time\nassert resource.getrlimit(resource.RLIMIT_CPU)[0] > time.process_time() + 1.45"
-        assert one(box, ADD, [rest])["error"] == ""
+        assert one(box, ADD, [rest]).error == ""
 
 
 NO_PAUSE = "RETRY = 1  #", "RETRY = 0  #"
@@ -695,18 +793,18 @@ NO_LANDLOCK = "    done = syscall(446, ruleset, 0) == 0\n", "    done = False\n"
 
 def test_what_does_not_hold_stops_the_batch_unless_it_is_named(tmp_path):
     broken, program, tests = altered(tmp_path, NO_LANDLOCK), SUM["c"][1], prints(("1 2", "3"))
-    with broken.Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="read.*--programs.unsafe=read$"):
+    with broken.Pool(workers=1) as box, pytest.raises(RuntimeError, match="read.*--programs.unsafe=read$"):
         box.run([(ADD, RIGHT, "add")])
-    with broken.Sandbox(workers=1, unsafe=("read",)) as box:
-        assert one(box, ADD, RIGHT)["passed"] == [True, True]
+    with broken.Pool(workers=1, unsafe=("read",)) as box:
+        assert one(box, ADD, RIGHT).passed == [True, True]
         code = "import os\ndef f():\n    try: open('/tmp/x', 'w')\n    except OSError: return os.listdir('/') != []"
-        assert one(box, code, ["assert f()"])["passed"] == [True]
+        assert one(box, code, ["assert f()"]).passed == [True]
         if shutil.which("gcc"):  # without Landlock a compiler may write everywhere or nowhere
             with pytest.raises(RuntimeError, match="programs: does not compile.*write.*--programs.unsafe=write,read$"):
                 one(box, program, tests, "", "c")
     if shutil.which("gcc"):
-        with broken.Sandbox(workers=1, unsafe=("read", "write"), timeout=10) as box:
-            assert one(box, program, tests, "", "c")["passed"] == [True]
+        with broken.Pool(workers=1, unsafe=("read", "write"), timeout=10) as box:
+            assert one(box, program, tests, "", "c").passed == [True]
 
 
 def test_a_python_whose_path_has_a_space_runs_programs(tmp_path):
@@ -715,18 +813,18 @@ def test_a_python_whose_path_has_a_space_runs_programs(tmp_path):
     python.symlink_to(os.path.realpath(sys.executable))
     if not shutil.which(program[0]):
         pytest.skip("needs node")
-    code = f"from judges.sandbox import Sandbox\nwith Sandbox(workers=1, timeout=9) as box:\n    print(box.run([({program[1]!r}, "
-    code += "[{'input': '1 2', 'output': '3'}], '', 'javascript')])[0]['passed'])"
+    code = f"from judges.sandbox.pool import Pool\nwith Pool(workers=1, timeout=9) as box:\n    print(box.run([({program[1]!r}, "
+    code += "[{'input': '1 2', 'output': '3'}], '', 'javascript')])[0].passed)"
     done = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[True]\n", done
 
 
 def test_without_seccomp_it_names_all_that_is_open(tmp_path):
     broken = altered(tmp_path, ("or libc.prctl(21, 0, 0, 0, 0) < 0:", "or True:"))
-    with broken.Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="--programs.unsafe=process,network"):
+    with broken.Pool(workers=1) as box, pytest.raises(RuntimeError, match="--programs.unsafe=process,network"):
         box.run([(ADD, RIGHT, "add")])
-    with broken.Sandbox(workers=1, unsafe=("process", "network", "signal")) as box:
-        assert one(box, ADD, RIGHT)["passed"] == [True, True]
+    with broken.Pool(workers=1, unsafe=("process", "network", "signal")) as box:
+        assert one(box, ADD, RIGHT).passed == [True, True]
 
 
 @pytest.mark.parametrize("change, said", [
@@ -734,7 +832,7 @@ def test_without_seccomp_it_names_all_that_is_open(tmp_path):
     pytest.param(("passed[i] = True\n", "passed[i] = False\n"), "", marks=pytest.mark.slow),
     (("    limit(CPU=int(seconds) + 2", "    os._exit(1)\n    limit(CPU=int(seconds) + 2"), "could not be locked in")])
 def test_a_judge_that_is_wrong_or_cannot_lock_a_candidate_in_is_not_used(tmp_path, capfd, change, said):
-    with altered(tmp_path, change, NO_PAUSE).Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="does not work"):
+    with altered(tmp_path, change, NO_PAUSE).Pool(workers=1) as box, pytest.raises(RuntimeError, match="does not work"):
         box.run([(ADD, RIGHT, "add")])
     assert said in capfd.readouterr().err
 
@@ -742,7 +840,7 @@ def test_a_judge_that_is_wrong_or_cannot_lock_a_candidate_in_is_not_used(tmp_pat
 # ---- nothing survives ------------------------------------------------------------------------------------------------
 def test_closing_leaves_no_process_and_no_descriptor():
     before, files = descendants(os.getpid()), len(os.listdir("/proc/self/fd"))
-    with Sandbox(workers=4, timeout=1) as box:
+    with Pool(workers=4, timeout=1) as box:
         box.run([(ADD, RIGHT, "add"), (NAP, RIGHT, "add"), ("print(1)", [{"input": "", "output": "1"}], "")] * 3)
         assert descendants(os.getpid()) > before
     assert eventually(lambda: descendants(os.getpid()) <= before) and len(os.listdir("/proc/self/fd")) == files
@@ -767,12 +865,12 @@ def test_thousands_of_completions_leave_nothing(count):
     kinds = [(ADD, RIGHT, "add"), ("def add(a, b): return [a] * 10 ** 3", RIGHT, "add"), ("syntax error", RIGHT, "add"),
              ("import os; os._exit(0)", RIGHT, "add"), ("print(input())", [{"input": "x", "output": "x"}], ""),
              ("class A: pass\ndef add(a, b): return [A() for _ in range(99)]", RIGHT, "add")]
-    with Sandbox(workers=2, timeout=5) as box:
+    with Pool(workers=2, timeout=5) as box:
         box.run(kinds * 5)
-        files, processes, size = footprint(box)
+        *before, size = footprint(box)  # a zygote may be about to close the line to the last judge
         for _ in range(count // 30):
             box.run(kinds * 5)
-        assert eventually(lambda: footprint(box)[:2] == (files, processes))
+        assert eventually(lambda: all(now <= then for now, then in zip(footprint(box), before, strict=False)))
         assert footprint(box)[2] < size + (4 << 20)  # 2,400 that leave 2 KB each would take more
     assert not os.path.exists("/tmp/sandbox_test")
 
@@ -780,11 +878,11 @@ def test_thousands_of_completions_leave_nothing(count):
 def test_killing_the_trainer_ends_everything(tmp_path):
     trainer = f"""
         import sys; sys.path.insert(0, {ROOT!r})
-        from judges.sandbox import Sandbox
+        from judges.sandbox.pool import Pool
         none = [{{"input": "", "output": ""}}]
         jobs = [({LOOP!r}, {RIGHT!r}, "add"), ("while True: pass", none, ""), ("import time; time.sleep(900)", ["x"], "")]
         if {bool(shutil.which("gcc"))}: jobs.append(("int main(void) {{ for (;;) {{}} }}", none, "", "c"))
-        Sandbox(workers=4, timeout=900).run(jobs)"""
+        Pool(workers=4, timeout=900).run(jobs)"""
     busy_machine = 120  # seconds: what this waits for comes late where others work, too
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(trainer)])
     busy = 3 * 4 if shutil.which("gcc") else 3 * 3
@@ -799,26 +897,26 @@ def test_killing_the_trainer_ends_everything(tmp_path):
 
 
 def test_a_killed_judge_or_zygote_is_replaced():
-    with Sandbox(workers=2, timeout=5) as box:
+    with Pool(workers=2, timeout=5) as box:
         box.run([(ADD, RIGHT, "add")] * 4)
         for victim in (0, 1, 2):  # warden, zygote, bench
             for worker in list(box.idle):
                 judge = worker.process.pid
                 os.kill([judge, *sorted(descendants(judge))][victim], signal.SIGKILL)
-            assert [v["passed"] for v in box.run([(ADD, RIGHT, "add")] * 4)] == [[True, True]] * 4
+            assert [v.passed for v in box.run([(ADD, RIGHT, "add")] * 4)] == [[True, True]] * 4
 
 
 def test_a_judge_killed_at_work_does_not_change_the_verdict_unless_the_candidate_did_it(capfd):
-    with Sandbox(workers=1, timeout=5) as box:
+    with Pool(workers=1, timeout=5) as box:
         box.run([(ADD, RIGHT, "add")])
         slow = "import time\ndef add(a, b): time.sleep(0.7); return a + b"
         judge = box.idle[0].process.pid
         timer = threading.Timer(0.5, os.kill, (judge, signal.SIGKILL))
         timer.start()
-        assert one(box, slow, RIGHT)["passed"] == [True, True]
+        assert one(box, slow, RIGHT).passed == [True, True]
         assert not alive(judge)
         verdict = one(box, "def f(): return 0", ["import ctypes\nctypes.string_at(f())"])
-        assert verdict["passed"] == [False] and "kill" in verdict["error"]
+        assert verdict.passed == [False] and "kill" in verdict.error
 
 
 # ---- the same in company ---------------------------------------------------------------------------------------------
@@ -833,13 +931,13 @@ def manifest(*kinds):
 @pytest.mark.parametrize("share", [20, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_crowd_gets_the_verdicts_that_each_got_alone(share):
     jobs = list(manifest("honest", "cheat"))[::share]
-    with Sandbox(workers=1, timeout=5) as box:
-        alone = [box.run([job])[0]["passed"] for job in jobs]
+    with Pool(workers=1, timeout=5) as box:
+        alone = [box.run([job])[0].passed for job in jobs]
     order = list(range(len(jobs))) * 2
     random.Random(0).shuffle(order)
-    with Sandbox(workers=6, timeout=5) as box:
+    with Pool(workers=6, timeout=5) as box:
         crowd = box.run([jobs[i] for i in order])
-    assert [v["passed"] for v in crowd] == [alone[i] for i in order]
+    assert [v.passed for v in crowd] == [alone[i] for i in order]
 
 
 # ---- anything at all -------------------------------------------------------------------------------------------------
@@ -862,7 +960,7 @@ def test_any_text_gets_a_verdict(box, examples):
     def scored(code, test, text):
         tests = [test, "assert f(1) == 1", {"input": text, "output": text}]
         for verdict in box.run([(code, tests, "f"), (ADD, [test, RIGHT[0], test], "add")]):
-            assert list(map(type, verdict["passed"])) == [bool] * 3 and type(verdict["error"]) is str
+            assert list(map(type, verdict.passed)) == [bool] * 3 and type(verdict.error) is str
 
     scored()
 
@@ -886,11 +984,11 @@ def test_programs_of_other_languages_are_scored_and_leave_nothing(language):
         pytest.skip(f"{program} is not installed")
     tests = [{"input": "1 2", "output": "3"}, {"input": "4 5", "output": "8"}]
     others = descendants(os.getpid())
-    with Sandbox(workers=1, timeout=10) as box:
-        assert one(box, code, tests, "", language)["passed"] == [True, False]
+    with Pool(workers=1, timeout=10) as box:
+        assert one(box, code, tests, "", language).passed == [True, False]
         verdict = one(box, code + " }}} (", tests, "", language)
-        assert verdict["passed"] == [False, False]
-        assert "does not compile" in verdict["error"] or language == "javascript"
+        assert verdict.passed == [False, False]
+        assert "does not compile" in verdict.error or language == "javascript"
         family = descendants(os.getpid()) - others
         assert scratch(family, os.getpid())
     assert scratch(family, os.getpid()) == []
@@ -903,15 +1001,15 @@ def test_a_language_that_is_unknown_or_not_installed_is_an_error_that_helps(box,
     with pytest.raises(ValueError, match="'probe' is not python, javascript, c, c[+][+], java$"):
         one(box, "", output, "", "probe")  # with which the sandbox tries its own walls
     with pytest.raises(ValueError, match="only python has assert tests"):
-        monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/" + name)
+        monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/" + name)
         one(box, "", ["assert x"], "", "c")
     with pytest.raises(ValueError, match="java needs javac.*apt-get install default-jdk-headless"):
-        monkeypatch.setattr(module.shutil, "which", lambda name: None)
+        monkeypatch.setattr(shutil, "which", lambda name: None)
         one(box, "", output, "", "java")
 
 
 def test_a_toolchain_that_is_not_installed_opens_no_folder(monkeypatch):
-    monkeypatch.setattr(languages.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match="no_such_compiler is not installed"):
         languages.toolchain("no_such_compiler", ())
 
@@ -933,18 +1031,18 @@ def test_a_job_of_the_wrong_shape_is_refused(box, job):
 
 def test_an_unknown_thing_cannot_be_accepted():
     with pytest.raises(ValueError, match="gravity.*process, network"):
-        Sandbox(unsafe=("gravity", "read"))
+        Pool(unsafe=("gravity", "read"))
 
 
 def test_it_needs_the_standard_library_only():
-    code = "import sys; from judges import sandbox; print({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'judges', '__main__'})"
+    code = "import sys; from judges.sandbox import pool; print({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'judges', '__main__'})"
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done
 
 
 @pytest.mark.slow
 def test_as_a_program_it_says_what_holds():
-    done = subprocess.run([sys.executable, module.__file__], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "judges.sandbox"], cwd=ROOT, capture_output=True, text=True)
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert done.returncode == 0 and done.stderr == ""
     assert [lines[x] for x in module.HOLDS] == ["contained"] * len(module.HOLDS)
@@ -956,8 +1054,8 @@ def test_a_process_with_threads_can_use_it(box):
     threads = [threading.Thread(target=stop.wait) for _ in range(20)]
     for t in threads:
         t.start()
-    with Sandbox(workers=3) as mine:
-        assert [v["passed"] for v in mine.run([(ADD, RIGHT, "add")] * 9)] == [[True, True]] * 9
+    with Pool(workers=3) as mine:
+        assert [v.passed for v in mine.run([(ADD, RIGHT, "add")] * 9)] == [[True, True]] * 9
     stop.set()
 
 
@@ -968,7 +1066,7 @@ PYTHONS = sorted({os.path.realpath(p) for folder in FOLDERS for p in glob.glob(f
 @pytest.mark.parametrize("python", [*PYTHONS[:1], *(pytest.param(p, marks=pytest.mark.slow) for p in PYTHONS[1:])])
 def test_every_python_from_3_10_runs_it(python):
     jobs = [(ADD, RIGHT, "add"), ("print(input())", [{"input": "x", "output": "x"}], "")]
-    code = f"from judges.sandbox import Sandbox\nwith Sandbox(workers=1) as box: print([v['passed'] for v in box.run({jobs})])"
+    code = f"from judges.sandbox.pool import Pool\nwith Pool(workers=1) as box: print([v.passed for v in box.run({jobs})])"
     done = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
     assert done.stdout == "[[True, True], [True]]\n", done
 

@@ -1,4 +1,4 @@
-"""judges/walls.py: the filter allows the system calls that are listed, and packages stay closed. No kernel is asked."""
+"""judges/sandbox/walls.py: the filter allows the listed system calls, packages stay closed. No kernel is asked."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from judges import walls
+from judges.sandbox import walls
 
 
 def test_a_library_is_opened_without_the_packages_in_it(tmp_path):

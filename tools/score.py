@@ -42,7 +42,7 @@ def score_file(options):
     if options.out and os.path.exists(options.out):
         raise ValueError(f"--out={options.out} is there already, and nothing is overwritten: name a new file")
     os.makedirs(os.path.dirname(options.out or "") or ".", exist_ok=True)
-    programs.sandbox(timeout=options.timeout, unsafe=tuple(filter(None, options.unsafe.split(","))))
+    programs.choose(timeout=options.timeout, unsafe=tuple(filter(None, options.unsafe.split(","))))
     weights = options.reward_weights and config.parse("reward_weights", options.reward_weights, tuple[float, ...])
     fns, path = rewards.resolve(options.rewards), data.find(options.data)
     rows = completed(data.read_rows(path) if path.is_file() else data.load(path, "train") + data.load(path, "val"))

@@ -39,14 +39,17 @@ def host(timeout, read, write):
     for fd in (read, write):
         os.set_inheritable(fd, False)
     sys.path.insert(0, ROOT)
-    from judges.sandbox import Sandbox
-    sandbox = Sandbox(workers=2, timeout=timeout)
+    from judges import sandbox
     print("ready", file=replies, flush=True)
     for line in jobs:
         job, start = json.loads(line), time.perf_counter()
         try:
-            passed = sandbox.run([(job["code"], job["tests"], job["entry"], job["language"])])[0]["passed"]
-            reply = {"reward": sum(passed) / len(passed)}
+            asked = sandbox.Job(job["code"], job["tests"], job["entry"], job["language"])
+            neighbour = sandbox.Job("def add(a, b): return a + b", ["assert add(1, 2) == 3", "assert add(1, 2) == 4"], "add")
+            before, verdict, after = sandbox.run([neighbour, asked, neighbour], timeout=timeout, workers=1)  # one judge, if all are plain
+            reply = {"reward": sum(verdict.passed) / len(verdict.passed)}
+            if [before.passed, after.passed] != [[True, False]] * 2:
+                reply = {"error": f"its neighbours got {before} and {after}"}
         except BaseException as e:
             reply = {"error": f"{type(e).__name__}: {e}"[:300]}
         reply["seconds"] = time.perf_counter() - start

@@ -12,42 +12,22 @@ A completion may take `timeout` seconds of CPU. The time that it waits for a bus
 deadline of wall-clock time stands behind this.
 """
 
-import contextlib
-import gc
 import importlib
 import json
-import math
 import os
-import resource
 import select
 import socket
-import sys
 import time
-from typing import Any, NoReturn
 
-from judges.asserts import name_of, parse, run_assert
-from judges.channel import MESSAGE, Channel, Dead
-from judges.languages import COMPILE_SECONDS, LANGUAGES, SYNTAX, command_for, java_names
-from judges.peer import Peer
-from judges.values import describe, one_line
-from judges.walls import (
-    ALL,
-    JUDGE,
-    LINUX,
-    LIST,
-    READ,
-    SYSTEM,
-    Limits,
-    become_countable,
-    die_with_parent,
-    end_process,
-    limit,
-    lock,
-    shut,
-)
-from judges.zygote import WORD
+from judges.sandbox.jobs import Verdict
+from judges.sandbox.languages import COMPILE_SECONDS, LANGUAGES, SYNTAX, command_for, java_names
+from judges.sandbox.tests.asserts import run_assert
+from judges.sandbox.walls import LINUX
+from judges.sandbox.wire.channel import MESSAGE, Dead
+from judges.sandbox.wire.peer import Peer
+from judges.sandbox.wire.values import describe, one_line
+from judges.sandbox.zygote import WORD
 
-JUDGE_MEMORY = 1 << 30  # a test works on what the candidate answered: "x" * answer must not eat the machine
 GRACE = 10  # seconds until a process that does not react is given up
 
 
@@ -70,7 +50,7 @@ def nameless_file(text):
     return f
 
 
-class Job:
+class Trial:
     """One completion: the processes that run it, the CPU seconds they took, and the deadline of what runs now."""
 
     def __init__(self, lines, code, language, limits):
@@ -137,6 +117,10 @@ class Job:
     def close(self):
         for pid in list(self.running):
             self.stop(pid)
+
+    def met_objects(self):
+        """True if anything but plain data and the function of the tests has come from the candidate."""
+        return bool(self.candidate and self.candidate.objects)
 
     def why_ended(self):
         """Return why the warden has ended a process of this job, or ""."""
@@ -233,121 +217,18 @@ class Job:
             raise Dead("out of time")
 
 
-def score(job: Job, tests: list, entry: str) -> dict[str, Any]:
-    """Run the tests of a job -> {"passed": [bool, ...], "error": the first failure, "seconds": of CPU}."""
+def score(trial: Trial, tests: list, entry: str) -> Verdict:
+    """Run the tests of a trial."""
     passed, error = [False] * len(tests), ""
     try:
         for i, test in enumerate(tests):
             try:
-                job.run_test(test, entry)
+                trial.run_test(test, entry)
                 passed[i] = True
             except Failed as e:
                 error = error or f"test {i + 1}: {e}"
     except Dead as e:
-        error = error or job.why_ended() or str(e)
+        error = error or trial.why_ended() or str(e)
     finally:
-        job.close()
-    return {"passed": passed, "error": one_line(error), "seconds": job.seconds}
-
-
-def bench(warden: socket.socket, folder: str, limits: Limits, parent: int) -> int:
-    """Fork a judge for each completion, and end it, as the warden asks, until the warden (pid `parent`) has gone.
-
-    folder: where a test may write"""
-    preload()
-    os.environ["TMPDIR"] = folder
-    more = become_countable()  # for judges: with it the bench itself might be unable to fork
-    limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256)
-    rules = SYSTEM | dict.fromkeys(limits.libraries, READ | LIST) | {folder: ALL}
-    me, wall = os.getpid(), lock(rules, JUDGE, limits.unsafe)
-    if LINUX:
-        die_with_parent()
-    while os.getppid() == parent:
-        word, fds, *_ = socket.recv_fds(warden, WORD.size, 3)
-        if not word:
-            break
-        pid, _ = WORD.unpack(word)
-        if pid:
-            warden.sendall(WORD.pack(*end_process(pid)))
-            continue
-        trainer, *lines = [socket.socket(fileno=fd) for fd in fds]
-        job = Channel(trainer).receive()
-        prepare(*job)
-        pid = os.fork()
-        if not pid:
-            warden.close()
-            judge(job, Channel(trainer), lines, wall, limits, me, more)
-        for sock in (trainer, *lines):
-            sock.close()
-        warden.sendall(WORD.pack(pid, 0))
-    return 0
-
-
-def prepare(_, tests, entry, language):
-    """Parse the tests of a job, and import what they name, once for all judges: a fork keeps it."""
-    for test in tests:
-        with contextlib.suppress(BaseException):  # an import may also end the process
-            parsed = parse(test, name_of(entry))
-            new = parsed.library - sys.modules.keys() - {"antigravity", "this"}
-            for name in new:
-                importlib.import_module(name)
-            if new:
-                gc.freeze()
-
-
-def judge(job, trainer, lines, wall, limits, parent, more) -> NoReturn:
-    """Score a completion for the trainer.
-
-    lines: to the zygote and to the warden; wall: from walls.lock; more: from walls.become_countable. Python cannot
-    interrupt a test that works on too large an answer, sum(range(answer)). So the kernel ends this judge (SIGXCPU) once
-    it has taken about `limits.timeout` seconds of CPU."""
-    try:
-        null = os.open("/dev/null", os.O_RDWR)  # the terminal is the trainer's
-        for fd in range(3):
-            os.dup2(null, fd)
-        seconds = math.ceil(limits.timeout + 0.5)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        verdict: dict | str
-        try:
-            limit(**more)
-            shut(wall, parent)
-            code, tests, entry, language = job
-            verdict = score(Job(lines, code, language, limits), tests, entry)
-        except Exception as e:
-            verdict = describe(e)
-        trainer.send(verdict)
-    finally:
-        os._exit(0)
-
-
-def preload() -> None:
-    """Run, before judges are forked, what most of them need: see zygote.preload."""
-    sys.modules["random"].seed(1)  # the same verdict in every worker
-    for _ in range(16):
-        warm_up()
-        parse.cache_clear()
-    gc.collect()
-    gc.freeze()
-
-
-class Rehearsal(Job):
-    """A job whose zygote and candidate are here, and answer with what they always say."""
-
-    def ask_zygote(self, pid, seconds, fds=()):
-        if pid:
-            return 0, 0.0
-        self.there = Channel(socket.socket(fileno=os.dup(fds[0])))
-        for message in ("ready", "loaded", ["return", {"dict": [["f", {"mine": 0}]]}, []], *[["return", 3, []]] * 3):
-            self.there.send(message)
-        return 1, seconds
-
-
-def warm_up():
-    """Do what a judge does. See zygote.warm_up."""
-    ours, theirs = socket.socketpair()
-    tests = [f"assert f({i}, 2) == 3" for i in range(3)]
-    with ours, theirs:
-        Channel(theirs).send(["def f(x): return 3", tests, "f", "python"])
-        code, tests, entry, language = Channel(ours).receive()
-        verdict = score(Rehearsal((ours, ours), code, language, Limits(3.0, 0, [], [], [])), tests, entry)
-        Channel(ours).send(verdict)
+        trial.close()
+    return Verdict(passed, one_line(error), trial.seconds)

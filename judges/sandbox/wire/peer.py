@@ -22,10 +22,10 @@ import sys
 import types
 from typing import Any
 
-from judges.channel import Channel, Dead
-from judges.operations import JUDGE_OPS, test_made
-from judges.stubs import ANSWER, LIKES, MADE, Remote, Waiting, awaited, error_kind, foreign, like
-from judges.values import KINDS, MUTABLE, NAMED, NAMES, TAGS, TEXTS, bare_record, base_of, refill
+from judges.sandbox.wire.channel import Channel, Dead
+from judges.sandbox.wire.operations import JUDGE_OPS, test_made
+from judges.sandbox.wire.stubs import ANSWER, LIKES, MADE, Remote, Waiting, awaited, error_kind, foreign, like
+from judges.sandbox.wire.values import KINDS, MUTABLE, NAMED, NAMES, TAGS, TEXTS, bare_record, base_of, refill
 
 RUNNERS = {"unittest", "doctest", "bdb", "test"}  # their exceptions say what becomes of a test: SkipTest
 ENDS = {StopIteration: "next", StopAsyncIteration: "anext"}
@@ -40,6 +40,7 @@ class Packer:
         self.shown, self.numbers = [], {}  # our objects that the other end knows; their numbers by id
         self.stubs, self.kinds = {}, {}  # stubs of the other end's objects; its exception classes and namedtuples
         self.defined = {}  # the names that classes which extend a plain type define
+        self.objects = 0  # how many objects of the other end we met that are no plain data, or that it asked for
         self.calls = 0  # how often we called: what was read before the last call may be out of date
 
     def number(self, x):
@@ -125,6 +126,7 @@ class Packer:
         ((tag, parts),) = x.items()
         if tag in KINDS:
             return KINDS[tag].together(self.unpack(parts))
+        self.objects += tag != "raised"  # a built-in exception is as plain as its arguments
         return getattr(self, READERS[tag])(parts)
 
     def unpack_mine(self, number, kind=Remote):
@@ -204,6 +206,7 @@ class Packer:
 
     def named_error(self, full_name, number, *bases):
         """Find or make the class that `error_names` describes as [module:name, number, bases]."""
+        self.objects += 1
         module, _, name = full_name.partition(":")
         standard = module.partition(".")[0] in sys.stdlib_module_names - RUNNERS
         found = getattr(sys.modules.get(module), name, None) if standard else self.kinds.get(number)
@@ -279,6 +282,7 @@ class Peer(Packer, Channel):
 
     def serve(self, message: Any) -> None:
         """Answer one call of the other end."""
+        self.objects += 1
         try:
             what, args, named = message
             function = self.ops[what] if type(what) is str else self.shown[what]

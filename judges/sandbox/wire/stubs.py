@@ -21,8 +21,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from judges.operations import ALONE, ARITHMETIC, AS_NUMBER, IN_PLACE, ORDER, PAIRS
-from judges.values import KINDS, MUTABLE, TYPES, refill
+from judges.sandbox.wire.operations import ALONE, ARITHMETIC, AS_NUMBER, IN_PLACE, ORDER, PAIRS
+from judges.sandbox.wire.values import KINDS, MUTABLE, TYPES, refill
 
 ANSWER, MADE, MIXED = "answer", "made", "mixed"
 UNARY = "neg", "pos", "invert", "abs", "round", "bool"

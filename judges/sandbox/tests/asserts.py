@@ -20,9 +20,9 @@ import sys
 import types
 from typing import Any, NamedTuple
 
-from judges import small_pytest
-from judges.operations import finish
-from judges.stubs import MADE, Remote, foreign
+from judges.sandbox.tests import small_pytest
+from judges.sandbox.wire.operations import finish
+from judges.sandbox.wire.stubs import MADE, Remote, foreign
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -154,6 +154,7 @@ def find(peer, name):
     if not found:
         return []
     value = found[name]
+    peer.objects -= type(value) is Remote  # a function is met by its name only
     if type(value) is Remote and re.fullmatch("_?[A-Z][A-Za-z0-9]*", name):  # a class, as everybody writes them
         object.__setattr__(value, "_origin", MADE)
         object.__setattr__(value, "_makes", True)

@@ -15,8 +15,7 @@ import socket
 import sys
 from typing import NamedTuple
 
-from judges.channel import Channel
-from judges.walls import (
+from judges.sandbox.walls import (
     ALL,
     COMPILERS,
     EXECUTE,
@@ -31,6 +30,7 @@ from judges.walls import (
     shut,
     without_packages,
 )
+from judges.sandbox.wire.channel import Channel
 
 COMPILER_MEMORY = 2 << 30
 COMPILE_SECONDS = 20  # of CPU; javac takes 1

@@ -11,11 +11,11 @@ import socket
 import sys
 import types
 
-from judges.operations import CANDIDATE_OPS, FINISH, leave, library
-from judges.peer import Peer
-from judges.stubs import derived
-from judges.values import KINDS, TAGS, base_of, describe
-from judges.walls import limit, shut
+from judges.sandbox.walls import limit, shut
+from judges.sandbox.wire.operations import CANDIDATE_OPS, FINISH, leave, library
+from judges.sandbox.wire.peer import Peer
+from judges.sandbox.wire.stubs import derived
+from judges.sandbox.wire.values import KINDS, TAGS, base_of, describe
 
 
 def candidate(fds: list, wall: object, parent: int, seconds: float, limits: dict) -> int:

@@ -16,10 +16,21 @@ import socket
 import struct
 import sys
 
-from judges.candidate import candidate, load_module
-from judges.operations import CANDIDATE_OPS, JUDGE_OPS
-from judges.peer import Peer
-from judges.walls import LINUX, LIST, READ, SYSTEM, Limits, become_countable, die_with_parent, end_process, limit, lock
+from judges.sandbox.candidate import candidate, load_module
+from judges.sandbox.walls import (
+    LINUX,
+    LIST,
+    READ,
+    SYSTEM,
+    Limits,
+    become_countable,
+    die_with_parent,
+    end_process,
+    limit,
+    lock,
+)
+from judges.sandbox.wire.operations import CANDIDATE_OPS, JUDGE_OPS
+from judges.sandbox.wire.peer import Peer
 
 WORD = struct.Struct("id")  # between judge, zygote and warden: a pid, seconds
 PRELOADED = "bisect cmath copy dataclasses enum heapq io itertools math random re statistics string textwrap typing"

@@ -29,12 +29,12 @@ from stat import S_ISREG
 from typing import NoReturn
 
 if __name__ == "__main__":  # as a script: imports come from the project's folder, not from this one
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from judges.judge import bench
-from judges.languages import ALL_LANGUAGES, command_for, exec_program, toolchain
-from judges.walls import LINUX, MACHINE, THREADS, Limits, empty, end_process, kill, limit
-from judges.zygote import WORD, import_libraries, zygote
+from judges.sandbox.bench import bench
+from judges.sandbox.languages import ALL_LANGUAGES, command_for, exec_program, toolchain
+from judges.sandbox.walls import LINUX, MACHINE, THREADS, Limits, empty, end_process, kill, limit
+from judges.sandbox.zygote import WORD, import_libraries, zygote
 
 TICK = 0.02  # seconds between two looks at what runs
 
@@ -171,6 +171,7 @@ class Warden:
                         self.forget(pid)
                     else:
                         self.running[pid] = Account(seconds)
+                        self.whys.pop(pid, None)  # of an earlier process of this number
 
     def forget(self, pid):
         if why := self.running.pop(pid).why:
