@@ -618,6 +618,12 @@ def test_no_key_has_the_name_of_a_method_of_section():
         assert key.field not in methods, name
 
 
+@pytest.mark.parametrize("loss, used", [("wd1", ["wd1"]), ("bnpo", [])])
+def test_a_run_of_older_code_goes_on_whose_loss_had_a_file_of_its_own(loss, used):
+    cfg = config.Config(objective="grpo", init_from="a", loss_type=loss)
+    assert same_run.changed_keys(cfg, {"use": used, "loss_type": loss}, same_run.FREE) == ""
+
+
 def test_a_system_prompt_without_a_template_is_refused():
     with pytest.raises(ValueError,
                        match="system_prompt='Add.': how it is written is up to the model, so set texts.chat"):
