@@ -100,12 +100,7 @@ RULES: dict[str, Callable] = {
     "repetition": rules.repetition,
     "reasoning": rules.reasoning,
 }
-REWARDS: dict[str, Reward] = {
-    "diversity": diversity,
-    "passes": passes,
-}
-REWARDS |= {name: rules.per_text(rule) for name, rule in RULES.items()}
-# Rewards that another file adds to REWARDS when it is imported, which happens when one of them is asked for.
+# Rewards that another file adds to REWARDS when it is imported.
 FORMATS = "judges.formats"
 PROGRAMS = "judges.programs"
 ELSEWHERE = dict.fromkeys(
@@ -114,6 +109,19 @@ ELSEWHERE = dict.fromkeys(
     ("regex", "json", "xml", "xml_tags", "xml_soft", "xml_strict", "xml_int", "xml_answer", "math", "countdown",
      "safety"), FORMATS
 )  # fmt: skip
+
+
+class Rewards(dict[str, Reward]):
+    """Rewards by name. The file that adds one is imported when it is asked for."""
+
+    def __missing__(self, name):
+        if name in ELSEWHERE:
+            importlib.import_module(ELSEWHERE[name])
+        return dict(self)[name]
+
+
+REWARDS = Rewards({"diversity": diversity, "passes": passes})
+REWARDS |= {name: rules.per_text(rule) for name, rule in RULES.items()}
 FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # rewards that model_judge.load makes of a folder
 
 

@@ -184,7 +184,7 @@ class Config:
         if unknown := [name for name in keys if name not in sections.fields_of(cls)]:
             from system import unknown as names  # reads the names of other programs
 
-            raise ValueError("; ".join(names.keyword(name, flatten(Config())) for name in unknown))
+            raise ValueError("; ".join(names.keyword(name, flatten(Config()), sections.all_keys()) for name in unknown))
         return super().__new__(cls)
 
     def __post_init__(self):
@@ -508,7 +508,7 @@ def refuse_unknown(names):
     if unknown := [name for name in names if not owner_of(name)]:
         from system import unknown as names
 
-        raise ValueError("; ".join(names.key(name, flatten(Config())) for name in unknown))
+        raise ValueError("; ".join(names.key(name, flatten(Config()), sections.all_keys()) for name in unknown))
 
 
 def changed(cfg: Config, values: dict[str, Any]) -> Config:
@@ -597,7 +597,7 @@ def run_file(name: str) -> dict[str, Any]:
     except Exception as e:  # whatever the file raises becomes one line, with the place in the file
         from system import unknown
 
-        raise ValueError(unknown.raised(e, path, flatten(Config()))) from None
+        raise ValueError(unknown.raised(e, path, flatten(Config()), sections.all_keys)) from None
     cfg = defined.get("config")
     if not isinstance(cfg, Config):
         raise ValueError(f"{path} defines no `config = Config(...)`, but config = {cfg!r}")
@@ -698,7 +698,7 @@ def load(argv: list[str], for_plan: bool = False) -> Config:
     if size is not None:
         from system import recipe
 
-        cfg = changed(cfg, recipe.of_size(files[0], defined, size))
+        cfg = changed(cfg, recipe.changes(files[0], defined, size))
     cfg = override(cfg, args)
     if not for_plan:
         check_downloads(files[0], defined, cfg)

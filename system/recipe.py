@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 
-def of_size(file: str, defined: dict[str, Any], size: str) -> dict[str, Any]:
-    """Return the keys of a recipe for --model=tiny, small or random. A random model has the shape of the real one.
+def changes(file: str, defined: dict[str, Any], size: str) -> dict[str, Any]:
+    """Return the keys {name: value} that --model=tiny, small or random changes. A random model has the shape of the
+    real one.
 
     file: the path of the recipe, defined: what it defines"""
     if size not in ("tiny", "small", "random"):

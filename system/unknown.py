@@ -11,11 +11,9 @@ import re
 import traceback
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
-
-from system import sections
 
 FILE = Path(__file__).parents[1] / "config/elsewhere.txt"
 # What to say before the last column of FILE.
@@ -45,38 +43,42 @@ def value(name: str, value: object, choices: Collection) -> str:
     return message + (f"; {known[0]}" if known else f"; did you mean {near[0]!r}?" if near else "")
 
 
-def key(name: str, known: Collection[str]) -> str:
+def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
     """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so.
 
-    known: the keys of a run without variants; those of variants are looked up here."""
+    known: the keys of a run without variants; keys: those of variants, see sections.all_keys"""
     message = f"unknown config key {name!r}"
     leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
-    keys = sections.all_keys()
     file = name.removeprefix("model.").partition(".")[0]
     own = [one for one in keys if one.partition(".")[0] == file]
     words = dict.fromkeys((name, name.removeprefix("model.")) if own else (name, leaf))
     for word, (theirs, sign, answer) in itertools.product(words, foreign_keys()):
         if fnmatch.fnmatchcase(word, theirs):
             return f"{message}: {ANSWER[sign]}{answer}"
-    names = {k.split(".")[-1]: k for k in known} | {k: k for k in (*known, *keys)} | renamed()
-    names = {k: k for k in own} or names
+    names = {k: k for k in own}
+    if not own:
+        names = {k.split(".")[-1]: k for k in known} | {k: k for k in (*known, *keys)} | renamed()
     near = difflib.get_close_matches(name.removeprefix("model.") if own else name, names, 1, 0.7)
-    there = f"; there are {', '.join(own)}" if own else ""
-    if "." in name and not own:
-        there = f"; before the dot there may be {', '.join(dict.fromkeys(k.partition('.')[0] for k in keys))}"
-    return message + (f", did you mean {names[near[0]]!r}?" if near else "" if there else "; see --help=all") + there
+    if near:
+        message += f", did you mean {names[near[0]]!r}?"
+    if own:
+        return f"{message}; there are {', '.join(own)}"
+    if "." in name:
+        files = dict.fromkeys(k.partition(".")[0] for k in keys)
+        return f"{message}; before the dot there may be {', '.join(files)}"
+    return message if near else f"{message}; see --help=all"
 
 
-def keyword(name: str, known: Collection[str]) -> str:
-    """Return the message for a keyword of Config(...) that does not exist."""
+def keyword(name: str, known: Collection[str], keys: dict[str, Any]) -> str:
+    """Return the message for a keyword of Config(...) that does not exist. known, keys: as in `key`."""
     if new := renamed().get(name):
         file, _, field = new.partition(".")
-        kind = getattr(sections.find_key(new), "kind", "Keys")
+        kind = keys[new].kind if new in keys else "Keys"
         owner = "Config" if kind == "Keys" else "ModelConfig"
         return f"{name} is now {new}: {owner}(use=({file}.{kind}({field and field + '=...'}),))"
     if f"model.{name}" in known:
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
-    return key(name, known)
+    return key(name, known, keys)
 
 
 def file(name: str, there: list[str]) -> str:
@@ -89,13 +91,13 @@ def file(name: str, there: list[str]) -> str:
     return f"no config file {name!r}{question}; as config/NAME.py there are {', '.join(there)}"
 
 
-def raised(error: Exception, path: str, known: Collection[str]) -> str:
-    """Return the message for an error that a config file raises, with the line of the file. known: as in `key`, for a
-    key of ModelConfig(...) that does not exist."""
+def raised(error: Exception, path: str, known: Collection[str], keys: Callable) -> str:
+    """Return the message for an error that a config file raises, with the line of the file. known, keys():
+    as in `key`, for a key of ModelConfig(...) that does not exist."""
     key = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     message = str(error)
     if key:
-        message = keyword(key[1], known)
+        message = keyword(key[1], known, keys())
     elif not isinstance(error, (ValueError, ImportError, SyntaxError)):
         message = f"{type(error).__name__}: {message}"
     frames = traceback.extract_tb(error.__traceback__)

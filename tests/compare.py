@@ -25,7 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 import config
-from checkpoints import checkpoint, older
+from checkpoints import checkpoint
 from loop import runs
 from tools.compare import DRAWS, interquartile_mean
 
@@ -152,10 +152,23 @@ class Result(NamedTuple):
 RECORD = "tests/compare.jsonl"  # a line for each run: its name, a digest of its command, and its Result
 
 
+NAMES_THEN = {  # what flags were called when results were kept
+    "runs.log_samples": "log_samples",
+    "moving_reference=False": "ref_mode=static --ref_sync_interval=64 --ref_sync_mix=1.0",
+    "moving_reference.mode": "ref_mode",
+    "moving_reference.interval": "ref_sync_interval",
+    "moving_reference.mix": "ref_sync_mix",
+    "masked_prompt=False": "p_mask_prompt=0.0",
+    "masked_prompt.share": "p_mask_prompt",
+}
+
+
 def record_key(job, options):
     """Return what a result is found by: the name of the run, and a digest of its command, whatever --out is."""
     # What is sudoku_d1 in config/ was sudoku when most results were kept.
     command = job.command.replace(f"={options.out}/", "=out/").replace("config/sudoku_d1_", "config/sudoku_")
+    for now, then in NAMES_THEN.items():
+        command = command.replace(f"--{now}", f"--{then}")
     return os.path.basename(job.out), hashlib.sha256(command.encode()).hexdigest()[:12]
 
 
@@ -369,8 +382,8 @@ PAPERS = {"d1": "llada_gsm8k_grpo", "DiffuCoder": "diffucoder_grpo", "ESPO": "dr
 # all of them (order, passes, temperature), so that all are evaluated alike.
 RUNGS = {
     "as published": "",
-    "no KL": "kl_beta kl_est ref_mode ref_sync_interval ref_sync_mix",
-    "our estimator": "logp_est logp_views p_mask_prompt mask_ratio_min mask_ratio_max",
+    "no KL": "kl_beta kl_est moving_reference.mode moving_reference.interval moving_reference.mix",
+    "our estimator": "logp_est logp_views masked_prompt.share mask_ratio_min mask_ratio_max",
     "our ratio, loss, updates": "ratio_level loss_type clip_low clip_high updates_per_rollout",
     "our prompts, groups": "batch_size group_size",
     "our advantages": "adv_baseline adv_norm",
@@ -398,7 +411,10 @@ def ladder_job(task, paper, rung, rate, seed, options):
     keys = [key for of_rung in RUNGS.values() for key in of_rung.split()]
     rungs = list(RUNGS)
     taken = [key for name in rungs[: rungs.index(rung) + 1] for key in RUNGS[name].split()]
-    values = {key: getattr(ours if key in taken else theirs, key, older.OFF.get(key)) for key in keys}
+    values = {}
+    for key in keys:
+        said = config.flatten(ours if key in taken else theirs)
+        values |= {key: said[key]} if key in said else {key.partition(".")[0]: False}  # the variant is not used
     used = config.override(ours, {key: str(value) for key, value in values.items()})
     kept, updates, views = config.n_update(used), used.updates_per_rollout, config.n_views(used)
     by_reference = updates * views if used.kl_beta else 0

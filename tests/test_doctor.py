@@ -180,7 +180,7 @@ def test_what_does_not_go_together_is_refused(tmp_path, capsys):
     shape = dataclasses.replace(TINY, n_layer=1, n_head=1, d_model=16)
     folder = write(tmp_path, model.init(jax.random.key(0), shape), shape)
     (tmp_path / "run.json").write_text('{"step": 1, "config": {}}')
-    own = f"--checkpoint.open_as=Dream: the run that wrote {folder} says of which family"
+    own = f"--checkpoint.open_as=Dream: the run that wrote {folder} says which family"
     for flags, said in ((["--explain", "--checkpoint.open_as=Dream"], own),
                         (["--prompt=a", "--checkpoint.open_as=Dream"], own),
                         (["--explain", "--prompt=a"], "--explain and --prompt do not go together")):  # fmt: skip

@@ -504,3 +504,11 @@ def test_the_total_of_a_completion_is_that_of_the_rewards_that_have_an_opinion()
     nan, cfg = math.nan, config.Config(rewards=("exact", "contains"), reward_weights=(1.0, 2.0))
     table = np.array([[[1.0, nan, nan]], [[3.0, 3.0, nan]]])
     np.testing.assert_array_equal(rewards.total_rewards(table, cfg), [[7, 6, nan]])
+
+
+def test_a_reward_of_another_file_is_there_when_it_is_asked_for():
+    asked = "import rewards; print(rewards.REWARDS['tests'].__name__, rewards.REWARDS['math'] is not None)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    assert done.stdout.split()[-1:] == ["True"], done.stderr
+    with pytest.raises(KeyError):
+        REWARDS["nothing"]

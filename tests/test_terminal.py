@@ -24,7 +24,7 @@ import rl
 import train
 from checkpoints import checkpoint
 from loop import memory, runs, same_run
-from system import terminal, unknown
+from system import sections, terminal, unknown
 from tools import complete, score
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
@@ -62,8 +62,8 @@ def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
 
 
 THEIRS = """lr=learning_rate beta=kl_beta epsilon=clip_low num_generations=group_size kl_coef=kl_beta mode=objective
-    max_completion_length=max_new_tokens device=JAX_PLATFORMS dp=mesh judge_checkpoint=judge_from ema_alpha=ref_decay
-    save_total_limit=keep_checkpoints normalize_advantages=adv_norm num_train_epochs=num_epochs min_lr=lr_end
+    max_completion_length=max_new_tokens device=JAX_PLATFORMS dp=mesh judge_checkpoint=judge_from ema_alpha=moving_reference.decay
+    save_total_limit=checkpoint.keep normalize_advantages=adv_norm num_train_epochs=num_epochs min_lr=lr_end
     num_iterations=updates_per_rollout block_length=block_len gen_length=max_new_tokens steps=diffusion_steps
     remasking=order per_device_train_batch_size=batch_size max_prompt_length=max_prompt_len"""
 
@@ -76,14 +76,16 @@ def test_a_key_of_another_system_is_answered_with_ours_of_that_meaning(theirs, o
 
 
 def test_every_key_that_a_table_names_is_there():
-    known = {name.split(".")[-1] for name in config.flatten(config.Config())} | config.declared_keys().keys()
+    keys = {*sections.all_keys()}
+    known = {name.split(".")[-1] for name in config.flatten(config.Config())} | keys
     table = unknown.foreign_keys()
-    assert {re.match(r"\w+", answer)[0] for _, sign, answer in table if sign == "="} <= known
-    named = {word for *_, answer in table for word in re.findall(r"(?<![\w-])[a-z]+_[a-z_]+\b", answer)}
+    assert {re.match(r"[\w.]+", answer)[0] for _, sign, answer in table if sign == "="} <= known
+    assert {new for new in unknown.renamed().values()} <= known
+    named = {word for *_, answer in table for word in re.findall(r"(?<![\w.-])[a-z]+_[a-z_.]*[a-z]\b", answer)}
     of_others = {"xml_tags", "xml_answer", "grad_norm", "update_norm", "update_ratio"}  # rewards, metrics
     of_others |= {"dr_grpo", "entropy_bonus"}  # values
-    assert named - known <= of_others and {sign for _, sign, _ in table} == {"=", "-"}
-    assert not [name for name in known for theirs, *_ in table if fnmatch.fnmatchcase(name, theirs)]
+    assert named - known <= of_others and {sign for _, sign, _ in table} == {"=", "-", ">"}
+    assert not [name for name in known for theirs, sign, _ in table if sign != ">" and fnmatch.fnmatchcase(name, theirs)]
     assert len({theirs for theirs, *_ in table}) == len(table)
     assert {key.removeprefix("model.") for key in same_run.FREE + same_run.LENGTH} <= known
 

@@ -28,7 +28,7 @@ from checkpoints import huggingface
 from data import bpe, byte_merges, foreign, learn
 from data.acecode import prepare as real_acecode
 from data.countdown_tasks import prepare as real_countdown
-from system import disk, drawn, files
+from system import disk, drawn, files, sections
 from variants import blocks, gemma, moe
 
 HERE = Path(__file__).parent
@@ -181,7 +181,7 @@ def shape_of(name, tok, **fields):
     """Make the ModelConfig of a model with this tokenizer. fields: in place of those in MODELS, and beside them."""
     fixed, _, roles, _ = MODELS[name]
     ids = {f"{role}_id": tok.specials[text] for role, text in roles.items() if role != "mask" or "causal" not in fixed}
-    return model.ModelConfig(**fixed | fields | ids)
+    return sections.changed(model.ModelConfig(), fixed | fields | ids)
 
 
 def checkpoint(folder, name):
