@@ -150,23 +150,25 @@ def noise_of(cfg):
 
 def draw_masks(key, batch, cfg, norm):
     """Draw the masks of a batch, as `noise` does -> z with masks, masked, t, the weight of each token in the mean."""
-    n = batch.maskable.sum(1)
+    x, maskable, valid = batch[:3]
+    n = maskable.sum(1)
     if norm == "token":
         per_token = 1 / jnp.maximum(n.sum(), 1)
     else:
         per_token = 1 / jnp.maximum(n, 1)[:, None] / len(n)
-    z, masked, t = noise_of(cfg).mask(key, batch.tokens, batch.maskable, batch.valid, cfg)
+    z, masked, t = noise_of(cfg).mask(key, x, maskable, valid, cfg)
     return z, masked, t, per_token
 
 
 def noise(key, batch, cfg, norm="token") -> NoisyBatch:
-    """Draw the masks of a data.Batch.
+    """Draw the masks of a data.Batch, or of a tuple (tokens, maskable, valid): (B, T) each, valid may be None.
 
     norm "token": the loss averages over the tokens of the batch (LLaDA's pre-training); "completion": over texts, each
     over its own length (LLaDA's SFT)."""
     z, masked, t, per_token = draw_masks(key, batch, cfg, norm)
     w = masked * weight(t) * per_token
-    return NoisyBatch(batch.tokens, z[:, None], w[:, None], batch.valid)
+    x, _, valid = batch[:3]
+    return NoisyBatch(x, z[:, None], w[:, None], valid)
 
 
 def in_rows(cfg):
@@ -199,23 +201,23 @@ def logp_and_hit(logits, x):
 
 
 def likelihood(params, batch, key, cfg, n=8, start=0) -> jax.Array:
-    """Bound the log-likelihood of each text (B,) of a data.Batch in nats, from n masks each (LLaDA's rule); a causal
-    model's is exact.
+    """Bound the log-likelihood of each text (B,) in nats, from n masks each (LLaDA's rule); a causal model's is exact.
 
-    With one key all rows share their masks, so a text scores the same in any row or padding.
+    batch: as for `noise`. With one key all rows share their masks, so a text scores the same in any row or padding.
     With keys (B,) each row has its own, and a mean over rows varies less."""
+    x, maskable, valid = batch[:3]
     if cfg.causal:
-        share = batch.maskable[:, None]
+        share = maskable[:, None]
         masked = jnp.zeros_like(share)
     else:
-        masked, share = likelihood_masks(key.reshape(-1), batch.maskable, n)
-    chunk = len(masked) if in_rows(cfg) else None  # as many copies at a time as there are texts
+        masked, share = likelihood_masks(key.reshape(-1), maskable, n)
+    chunk = len(x) if in_rows(cfg) else None  # as many copies at a time as there are texts
 
     def logp_alone(logits, x, place):
         return (gather_logp(logits, x),)
 
     scored = share > 0
-    (logp,) = view_logp(params, batch.tokens, masked, cfg, batch.valid, start, chunk, scored, logp_alone)
+    (logp,) = view_logp(params, x, masked, cfg, valid, start, chunk, scored, logp_alone)
     return sharding.replicate((share * logp).sum((1, 2)))
 
 
@@ -426,11 +428,3 @@ def part_logp(params, x, cfg, valid, start, say, recompute, part):
         return read_logits(params, h, cfg, at_place, scored[..., start:], arrays)
 
     return (jax.checkpoint(read) if recompute else read)(params, h)
-
-
-def token_logp(params, x, views: Views, cfg, valid=None, start=0, chunk=None):
-    """Estimate log p of each token of x (B, T): sum its log p over the views by their weights -> (B, T), 0 where no
-    view scores it."""
-    scored = views.weight != 0
-    logp, _ = view_logp(params, x, views.masked, cfg, valid, start, chunk, scored)
-    return (views.weight * logp).sum(1)

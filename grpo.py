@@ -24,19 +24,14 @@ from jax.typing import ArrayLike
 # ---- advantages ------------------------------------------------------------------------------------------------------
 
 
-class Moments(NamedTuple):
-    mean: Array
-    std: Array  # divided by n - 1
-    n: Array  # how many values are not nan
-
-
-def moments(values: Array, axis: int | tuple[int, ...]) -> Moments:
-    """Compute mean and standard deviation along an axis, which stays with length 1; nan is ignored."""
+def moments(values: Array, axis: int | tuple[int, ...]) -> tuple[Array, Array, Array]:
+    """Compute along an axis, which stays with length 1, the mean, the standard deviation (divided by n - 1), and n, how
+    many values are not nan."""
     known = ~jnp.isnan(values)
     n = known.sum(axis, keepdims=True)
     mean = jnp.where(known, values, 0).sum(axis, keepdims=True) / jnp.maximum(n, 1)
     squares = jnp.where(known, (values - mean) ** 2, 0).sum(axis, keepdims=True)
-    return Moments(mean, jnp.sqrt(squares / jnp.maximum(n - 1, 1)), n)
+    return mean, jnp.sqrt(squares / jnp.maximum(n - 1, 1)), n
 
 
 def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
@@ -50,13 +45,13 @@ def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
     # 0.1 is not 0.1, and the difference divided by a small eps is an advantage of -0.43.
     lowest = jnp.where(jnp.isnan(rewards), jnp.inf, rewards).min(1, keepdims=True)
     rewards = rewards - lowest
-    group = moments(rewards, 1)
-    adv = rewards - group.mean
+    mean, std, n = moments(rewards, 1)
+    adv = rewards - mean
     if baseline == "loo":  # RLOO: the mean of the others is n / (n - 1) times as far away
-        adv = adv * (group.n / jnp.maximum(group.n - 1, 1))
+        adv = adv * (n / jnp.maximum(n - 1, 1))
     if scale == "mean":
-        return adv / (lowest + group.mean + eps)
-    return adv / (group.std + eps) if scale == "group" else adv
+        return adv / (lowest + mean + eps)
+    return adv / (std + eps) if scale == "group" else adv
 
 
 def advantages(
@@ -87,7 +82,8 @@ def advantages(
     total = jnp.where(no_opinion, jnp.nan, jnp.nansum(weights * rewards, 0))
     adv = total if each else centred(total, baseline, scale, eps)
     if each or scale == "batch":
-        adv /= moments(total, (0, 1)).std + eps
+        _, std, _ = moments(total, (0, 1))
+        adv /= std + eps
     return jnp.nan_to_num(adv)
 
 

@@ -29,6 +29,15 @@ from system import sharding
 # ---- the records -----------------------------------------------------------------------------------------------------
 
 
+# What the key of a run is folded with, for random numbers of each of these purposes.
+PARAMS, EVALUATIONS, ITERATIONS, ADAPTERS = range(4)
+
+
+def step_key(run_key, purpose, step):
+    """Make the key of an evaluation or of an iteration from the key of its run."""
+    return jax.random.fold_in(jax.random.fold_in(run_key, purpose), step)
+
+
 class State(NamedTuple):
     """What changes from step to step."""
 
@@ -290,9 +299,9 @@ def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
     out: list = []
     M, size = len(c.advantage), config.minibatch(cfg)
     old_logp_of = old_logp_of or (lambda b: logp_of(policy.params, b.rollout, b.views, cfg))
-    for n in range(cfg.updates_per_rollout):
-        views = draw_views(jax.random.fold_in(view_key, n), c.rollout, cfg)
-        order = jax.random.permutation(jax.random.fold_in(order_key, n), M) if size < M else None
+    for n_pass in range(cfg.updates_per_rollout):
+        views = draw_views(jax.random.fold_in(view_key, n_pass), c.rollout, cfg)
+        order = jax.random.permutation(jax.random.fold_in(order_key, n_pass), M) if size < M else None
         for i in range(0, M, size):
             some, of_some = (c, views) if order is None else sharding.take((c, views), order[i : i + size])
             b = new_minibatch(some, of_some, cfg)

@@ -21,7 +21,6 @@ import time
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
 import config
 import data
@@ -63,7 +62,7 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
     gradient of `rl.policy_loss`. draw: see data.texts.prompt_sampler. old_logp_of: see Task."""
     notes = collections.defaultdict(float)
     rollout_key, order_key = jax.random.split(key)
-    write_key, view_key = (jax.random.fold_in(rollout_key, n) for n in range(2))
+    write_key, view_key = jax.random.fold_in(rollout_key, 0), jax.random.fold_in(rollout_key, 1)
     prompts = draw(policy.step)
     # 1  Write G completions of each prompt.
     with timed(notes, "time/rollout"):
@@ -114,13 +113,7 @@ def pretrain(cfg, tok, start) -> Task:
     if cfg.fill_in:  # learn what the masks of the rows hide or, where rows have none, any token
         train = given_masks(train, cfg, tok) or train
         shown = masked_rows(shown, cfg, tok)
-    asked = shown  # the texts that samples are drawn for
-    if cfg.max_prompt_len and not cfg.fill_in:
-        asked = eval_subset(encode_split(cfg, tok, "val", with_completions=False), cfg)
-    exact = {"exact": rewards.REWARDS["exact"]} if cfg.max_prompt_len else {}  # without rewards: equal to the data
-    fns, more = evaluation.reward_functions(cfg, tok, asked.rows, exact)
-    if not fns and not more:
-        asked = asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
+    fns, more, asked = evaluation.rewards_of_pretraining(cfg, tok, shown)
     noise = rl.noise(cfg)
     allowed = rows_of_steps(train.rows, cfg)
     learnt = end_at_eos(train, tok) if cfg.model.causal else train
@@ -151,7 +144,7 @@ rl.OBJECTIVES |= {"pretrain": pretrain, "grpo": tune}
 def advance(run, state):
     """Run one iteration -> State, the metrics of its updates (on the device), other numbers to log."""
     step, updates, start = state.step, [], state.params
-    key = jax.random.fold_in(jax.random.fold_in(run.key, 2), step)
+    key = rl.step_key(run.key, rl.ITERATIONS, step)
 
     def update(minibatch):
         """Take a step of the optimizer."""
@@ -176,9 +169,9 @@ def advance(run, state):
 
 def evaluate_and_log(run, state, best):
     """Evaluate, log and show a State -> metrics, and the better of `best` and this evaluation, {step, score, ...}."""
-    k_eval = jax.random.fold_in(jax.random.fold_in(run.key, 1), state.step)
+    key = rl.step_key(run.key, rl.EVALUATIONS, state.step)
     try:
-        values, samples = run.task.evaluate(rl.merged(state, run.base, run.cfg), k_eval)
+        values, samples = run.task.evaluate(rl.merged(state, run.base, run.cfg), key)
     except ValueError as e:
         raise setup.save_and_explain(run, state, best, f"evaluation at step {state.step}", e) from e
     runs.show(run, state.step, values, samples)
@@ -207,7 +200,7 @@ def evaluate_if_lacking(run, state, best, done):
 
 def loop(run, state, best, done):
     """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
-    cfg, bar, last, unread = run.cfg, progress_bar(run.cfg, state), None, None
+    cfg, bar, last, unread = run.cfg, runs.progress_bar(run.cfg, state), None, None
     best, done = evaluate_if_lacking(run, state, best, done)
     with runs.StopRequested() as asked, bar:
         while not done:
@@ -238,23 +231,8 @@ def loop(run, state, best, done):
                 done = done or reaches_stop(run, values)
             if done or best is not before or saves or leaving:
                 checkpoint.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
-            leave_if_asked(run, state, done, leaving)
+            runs.leave_if_asked(run, state, done, leaving)
     return state, best
-
-
-def progress_bar(cfg, state):
-    """Make the bar of a run; its text holds until the first step is done."""
-    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
-               disable=bool(hosts.processes()[1]) or None)  # None: shown in a terminal only
-    bar.set_description_str("compiling, once: 10 to 60 s")
-    return bar
-
-
-def leave_if_asked(run, state, done, leaving):
-    """Leave the loop before it is done if a signal asked for it (leaving: its number, or 0)."""
-    if leaving and not done:
-        tqdm.write(f"saved {run.cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
-        raise KeyboardInterrupt(int(leaving))
 
 
 def train(cfg, rows=None, rewards=None):

@@ -18,7 +18,7 @@ import rewards
 import sample
 from data import texts
 from judges import rules
-from loop import run_rewards
+from loop import run_rewards, runs
 from system import sections, sharding
 
 
@@ -50,6 +50,19 @@ def reward_functions(cfg: Any, tok: Any, rows: list, otherwise: dict | None = No
             what = f"the share of completions that earn {cfg.pass_at:g} or more from {name}"
         tqdm.write(f"val/greedy, val/sampled: {what}")
     return fns, more
+
+
+def rewards_of_pretraining(cfg: Any, tok: Any, shown: data.Batch) -> tuple[dict, dict, data.Batch]:
+    """Make the rewards of a run of pretraining as `reward_functions` does, and the texts whose completions they score:
+    those of `shown`, without their completions if they have prompts."""
+    asked = shown
+    if cfg.max_prompt_len and not cfg.fill_in:
+        asked = texts.eval_subset(texts.encode_split(cfg, tok, "val", with_completions=False), cfg)
+    exact = {"exact": rewards.REWARDS["exact"]} if cfg.max_prompt_len else {}  # without rewards: equal to the data
+    fns, more = reward_functions(cfg, tok, asked.rows, exact)
+    if not fns and not more:
+        asked = asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
+    return fns, more, asked
 
 
 def denoising_animation(x, trace, length, cfg, tok):

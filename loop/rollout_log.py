@@ -65,8 +65,8 @@ def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
     size = cfg.group_size
     total = rewards.total_rewards(scored.rewards, cfg)
     known = total[~np.isnan(total)]
-    within = grpo.moments(jnp.asarray(total), 1)
-    spread = np.where(within.n > 1, within.std, np.nan)  # one completion has no spread
+    _, std, n = grpo.moments(jnp.asarray(total), 1)
+    spread = np.where(n > 1, std, np.nan)  # one completion has no spread
     starts = range(0, len(scored.completions), size)
     different = [len(set(scored.completions[i : i + size])) for i in starts]
     metrics = {

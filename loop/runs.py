@@ -458,3 +458,18 @@ class StopRequested:
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.streams.close()
+
+
+def progress_bar(cfg, state):
+    """Make the bar of a run; its text holds until the first step is done."""
+    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
+               disable=bool(hosts.processes()[1]) or None)  # None: shown in a terminal only
+    bar.set_description_str("compiling, once: 10 to 60 s")
+    return bar
+
+
+def leave_if_asked(run, state, done, leaving):
+    """Leave the loop before it is done if a signal asked for it (leaving: its number, or 0)."""
+    if leaving and not done:
+        tqdm.write(f"saved {run.cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
+        raise KeyboardInterrupt(int(leaving))

@@ -58,7 +58,13 @@ def compiled(f):
     return jax.jit(f, static_argnames=sorted(settings))
 
 
-loss, view_logp, token_logp = map(compiled, (diffusion.loss, diffusion.view_logp, diffusion.token_logp))
+def estimated_logp(params, x, views, cfg, valid=None, start=0, chunk=None):
+    """Log p of each token of x (B, T), summed over the views by their weights; 0 where no view scores it."""
+    logp, _ = diffusion.view_logp(params, x, views.masked, cfg, valid, start, chunk, views.weight != 0)
+    return (views.weight * logp).sum(1)
+
+
+loss, view_logp, token_logp = map(compiled, (diffusion.loss, diffusion.view_logp, estimated_logp))
 likelihood, logits_of = map(compiled, (diffusion.likelihood, model.logits))
 views = jax.jit(diffusion.views, static_argnames=("name", "n", "cfg"))
 

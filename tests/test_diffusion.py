@@ -15,7 +15,7 @@ import pytest
 import shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared import noise_of, slow
+from shared import estimated_logp, noise_of, slow
 
 import data
 import diffusion
@@ -44,7 +44,7 @@ likelihood = jax.jit(diffusion.likelihood, static_argnames=("cfg", "n", "start")
 
 def log_probs(params, x, M, w, cfg, valid=None, start=0, chunk=None):
     """Weigh and sum the log-probs of views M, w (B, K, T)."""
-    return diffusion.token_logp(params, x, diffusion.Views(M, w, w.sum(1)), cfg, valid, start, chunk)
+    return estimated_logp(params, x, diffusion.Views(M, w, w.sum(1)), cfg, valid, start, chunk)
 
 
 token_logp = jax.jit(log_probs, static_argnames=("cfg", "start", "chunk"))
@@ -485,7 +485,7 @@ def test_a_text_is_scored_in_chunks_where_some_view_scores_it(monkeypatch):
     x = jax.random.randint(KEY, (4, 6), 0, 11)
     completion = jnp.arange(6) > jnp.zeros((4, 1))
     views = jax.jit(lambda: diffusion.views(KEY, "coupled_elbo", completion, n=1))()  # every weight is 1
-    score = lambda: jax.jit(lambda: diffusion.token_logp(PARAMS, x, views, CFG))()
+    score = lambda: jax.jit(lambda: estimated_logp(PARAMS, x, views, CFG))()
     whole = score()
     monkeypatch.setattr(kernels, "LOGITS_BYTES", 4 * 12 * 5)  # of five positions at a time
     np.testing.assert_allclose(score(), whole, rtol=1e-5)

@@ -12,7 +12,6 @@ import optax
 import pytest
 import shared
 
-import data
 import diffusion
 import model
 from checkpoints import huggingface
@@ -41,7 +40,7 @@ def trained(kind):
 
     @jax.jit
     def step(params, moments, key, x):
-        batch = diffusion.noise(key, data.Batch(x, x >= 0), cfg)
+        batch = diffusion.noise(key, (x, x >= 0, None), cfg)
         gradient, _ = jax.grad(diffusion.loss, has_aux=True)(params, batch, cfg)
         updates, moments = optimizer.update(gradient, moments)
         return optax.apply_updates(params, updates), moments

@@ -199,7 +199,8 @@ def test_the_first_update_has_a_ratio_of_one_and_is_reinforce(name, level):
     close(grad, -np.asarray(ADV)[:, None] * weight * MASK, 1e-6)
     assert metrics["ratio_max"] == 1 and metrics["approx_kl"] == 0
     assert not any(value for name, value in metrics.items() if "clip" in name)
-    for old in (None, OLD) if level == "none" else (None,):
+    unknown = jnp.full_like(OLD, jnp.nan)
+    for old in (None, unknown, OLD) if level == "none" else (None, unknown, NEW.at[0].set(jnp.nan)):
         other = evaluate(cfg, old=old)
         assert other[0] == value and (other[1] == grad).all() and other[2] == metrics
 

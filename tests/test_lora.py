@@ -15,7 +15,6 @@ from shared import as_iterate, batches_of, byte_model, compiled_once, kept_in_16
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
 import data
-import diffusion
 import model
 import rl
 import train
@@ -393,7 +392,7 @@ def test_the_reference_of_grpo_is_the_base_at_every_step(tiny, place, monkeypatc
     cfg, gaps = tiny("grpo", updates_per_rollout=1), []
 
     def compare(start, state, b):
-        score = jax.jit(functools.partial(diffusion.token_logp, cfg=shape, start=3))
+        score = jax.jit(functools.partial(shared.estimated_logp, cfg=shape, start=3))
         own, of_base = (score(p, b.rollout.tokens, b.views, valid=b.rollout.valid) for p in (state.params, base))
         np.testing.assert_allclose(b.loss.ref_logp, of_base[:, 3:], atol=2e-5)
         gaps.append(float(jnp.abs(own - of_base).max()))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import token_logp
+from shared import estimated_logp, token_logp
 from shared import views as draw_views
 
 import diffusion
@@ -108,7 +108,7 @@ def test_its_policy_loss_has_the_gradient_of_the_cores_loss_without_ratio(params
     weight = grpo.token_weights("dapo", completion, 16)
 
     def loss(params):
-        logp = diffusion.token_logp(params, grids[:24], views, CFG)
+        logp = estimated_logp(params, grids[:24], views, CFG)
         batch = grpo.LossBatch(adv, completion, weight, weight, share=views.share)
         return grpo.loss(logp, batch, grpo.LossConfig("dapo", "none"))[0]
 

@@ -156,7 +156,7 @@ def test_every_pass_has_masks_of_its_own_on_which_old_and_reference_were_scored(
     masks. Here the rows of a pass are one permutation of the rollout's, all with the masks of that pass."""
     cfg = tiny(logp_est=method, updates_per_rollout=2, minibatch_size=8, kl_beta=0.1, logp_views=2)
     cfg, _, task, state, batches, _ = one_iteration(cfg)
-    score = jax.jit(functools.partial(diffusion.token_logp, cfg=cfg.model, start=3))
+    score = jax.jit(functools.partial(shared.estimated_logp, cfg=cfg.model, start=3))
     for b in batches:
         now = np.asarray(score(state.params, b.rollout.tokens, b.views, valid=b.rollout.valid))[:, 3:]
         assert np.isnan(b.loss.old_logp).all() if b is batches[0] else np.abs(b.loss.old_logp - now).max() < 2e-5
@@ -219,7 +219,7 @@ def test_the_nll_of_right_completions_is_added_with_its_gradient(tiny):
     counts = np.asarray(r.counts) & right[:, None]
 
     def nll(params):
-        logp = diffusion.token_logp(params, r.tokens, b.views, cfg.model, r.valid)
+        logp = shared.estimated_logp(params, r.tokens, b.views, cfg.model, r.valid)
         return -jnp.sum(counts * b.views.share * logp) / counts.sum()
 
     def loss(coef):

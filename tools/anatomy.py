@@ -160,7 +160,8 @@ def most_telling(one: Iteration, total: np.ndarray) -> list[int]:
     """Choose at most PROMPTS prompts -> their numbers: first those with completions that learn, then by how much their
     rewards differ."""
     learns = np.isin(np.arange(total.size), one.chosen[one.in_loss != 0]).reshape(total.shape).any(1)
-    spread = np.asarray(grpo.moments(jnp.asarray(total), 1).std[:, 0])
+    _, std, _ = grpo.moments(jnp.asarray(total), 1)
+    spread = np.asarray(std[:, 0])
     return np.lexsort((-spread, ~learns))[:PROMPTS].tolist()
 
 

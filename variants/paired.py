@@ -38,14 +38,15 @@ def noise(key, batch, cfg, norm="token") -> diffusion.NoisyBatch:
 
     Copies with shares t and 1 - t count half each; t = 1 has no complement and keeps its full weight. So every share
     counts as before: the bound is unbiased, and exact on a uniform model."""
+    x, maskable, valid = batch[:3]
     z, masked, t, per_token = diffusion.draw_masks(key, batch, cfg, norm)
     w = masked * diffusion.weight(t) * per_token
     alone = t == 1
     odds = t / jnp.where(alone, 1, 1 - t)
-    other = batch.maskable & ~masked
-    z_other = jnp.where(other, cfg.mask_id, batch.tokens)
+    other = maskable & ~masked
+    z_other = jnp.where(other, cfg.mask_id, x)
     w_other = other * diffusion.weight(t) * per_token * odds
     w = jnp.where(alone, w, w / 2)
     z = jnp.stack([z, z_other], 1)
     w = jnp.stack([w, w_other / 2], 1)
-    return diffusion.NoisyBatch(batch.tokens, z, w, batch.valid)
+    return diffusion.NoisyBatch(x, z, w, valid)
