@@ -226,13 +226,14 @@ def test_the_estimator_of_the_page_masks_every_token_once_in_five_views(added):
     np.testing.assert_allclose(masked.mean((0, 2)), 0.2, atol=0.02)
 
 
-def test_the_loss_of_the_page_is_reinforce_at_the_first_update(added):
+def test_the_loss_of_the_page_and_of_the_readme_weighs_reinforce_with_what_is_left_of_a_probability(added):
+    assert re.search(r"return -.*", EXAMPLES["grpo.py"])[0] in read("README.md")
     added("grpo.py", grpo, "LOSSES")
-    logp, mask = jnp.log(jnp.full((2, 3), 0.5)), jnp.ones((2, 3), bool)
-    weight = grpo.token_weights("unclipped", mask, 3)
+    logp, mask = jnp.log(jnp.array([[0.5, 0.9, 0.1]] * 2)), jnp.ones((2, 3), bool)
+    weight = grpo.token_weights("unsure", mask, 3)
     batch = grpo.LossBatch(jnp.array([1.0, -2.0]), mask, weight, weight)
-    gradient = jax.jit(jax.grad(lambda logp: grpo.loss(logp, batch, grpo.LossConfig(loss="unclipped"))[0]))(logp)
-    np.testing.assert_allclose(gradient, -batch.adv[:, None] * weight, rtol=1e-6)
+    gradient = jax.jit(jax.grad(lambda logp: grpo.loss(logp, batch, grpo.LossConfig(loss="unsure"))[0]))(logp)
+    np.testing.assert_allclose(gradient, -batch.adv[:, None] * weight * (1 - jnp.exp(logp)), rtol=1e-6)
 
 
 def test_the_reward_of_the_page_is_one_from_a_file(tmp_path):
