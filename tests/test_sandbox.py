@@ -363,7 +363,8 @@ SWALLOWED = [
     "with Yes():\n    while f() != 3:\n        raise KeyError(3)",
     "import asyncio\nasync def main():\n    async with Yes(): assert f() == 3\nasyncio.run(main())",
     "import contextlib\nwith contextlib.ExitStack() as s:\n    s.enter_context(Yes())\n    assert f() == 3",
-    "int = f\nwith Yes(): int() + 1; assert 0"]
+    "int = f\nwith Yes(): int() + 1; assert 0",
+    "for _ in [1]:\n    with Yes():\n        if f() == 3: break\n        raise ValueError"]
 
 
 def test_a_context_manager_of_the_candidate_swallows_no_failure(box):

@@ -8,7 +8,7 @@
 
     warden (warden.py) starts, watches and ends the processes of one worker, and reads neither code nor test
     bench (bench.py) is forked for each worker: it has parsed the tests, and runs nothing
-    judge (judge.py, tests/) has the tests of one completion and runs them, and never runs the code
+    judge (judge.py, tests/) has the tests of one completion after another and runs them, and never runs the code
     zygote (zygote.py) is forked for each worker, and never had a test in its memory
     candidate (candidate.py) runs the code of one completion
 
@@ -24,7 +24,8 @@ back, so a forged answer is worth what a wrong answer is. The candidate shares n
 Who trusts whom. Nobody believes a candidate: the judge takes plain data from it, and no word of its objects about how
 they compare with plain data. A test may evaluate an answer, and so hand its judge over: the trainer then believes the
 judge's verdict on that completion, which is the completion's own loss or gain, and nothing else. The judge, its lines
-to the other processes and its files are gone before the next completion comes.
+to the other processes and its files are gone before the next completion comes. Only tests that evaluate nothing of a
+completion (tests/plain.py, decided by the trainer) share a judge, until it meets more than plain data (bench.py).
 
 Containment (Linux): a candidate cannot start processes, signal, use the network, write, or read more than Python's
 standard library and the system's; memory, CPU time, threads and descriptors are limited. Workers try to get out before

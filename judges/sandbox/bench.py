@@ -51,7 +51,7 @@ def bench(warden: socket.socket, folder: str, limits: Limits, parent: int) -> in
     more = become_countable()  # for judges: with it the bench itself might be unable to fork
     limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256)
     rules = SYSTEM | dict.fromkeys(limits.libraries, READ | LIST) | {folder: ALL}
-    me, wall = os.getpid(), lock(rules, JUDGE, limits.unsafe)
+    me, wall = os.getpid(), lock(rules, JUDGE, limits.unsafe, forks=True)
     if LINUX:
         die_with_parent()
     while os.getppid() == parent:

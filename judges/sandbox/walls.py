@@ -62,6 +62,7 @@ FILES = """ unlink:87: unlinkat:263:35 mkdir:83: mkdirat:258:34 rename:82: renam
 ftruncate:77:46 pwrite64:18:68 flock:73:32"""
 COMPILERS = FILES + """ fork:57: vfork:58: clone:56:220 wait4:61:260 chmod:90: fchmod:91:52 fchmodat:268:53"""
 JUDGE = FILES + " memfd_create:319:279"  # and messages with descriptors
+FORKS = " fork:57: wait4:61:260 kill:62:129"  # what zygote and bench need, and what they fork is refused
 TO_WRITE = 0x400243  # O_WRONLY | O_RDWR | O_CREAT | O_TRUNC | O_TMPFILE
 URGENT = 1  # MSG_OOB, rarely tried code of the kernel
 
@@ -109,44 +110,69 @@ def null(n):
     return [argument(n), equal(0, 0, 3), argument(n, high=True), equal(0, 0, 1), ALLOW, FAIL]
 
 
+ONE_PROCESS = {
+    "clone:56:220": [argument(0), has_bit(0x10000, 0, 1), ALLOW, FAIL],  # CLONE_THREAD: threads, not processes
+    "prctl:157:167": one_of(0, 15, 16),  # names of threads
+}
+READ_ONLY = {"open:2:": [*without(TO_WRITE, 1), ALLOW], "openat:257:56": [*without(TO_WRITE, 2), ALLOW]}
+MESSAGES = dict.fromkeys(("sendmsg:46:211", "recvmsg:47:212"), [*without(URGENT, 2), ALLOW])  # with descriptors
+
+
 def special_rules(may_write, more):
     """Return {entry, as in ALLOWED: instructions} for the system calls that are allowed with some arguments only."""
-    rules = {
-        "clone:56:220": [argument(0), has_bit(0x10000, 0, 1), ALLOW, FAIL],  # CLONE_THREAD: threads, not processes
+    rules = ONE_PROCESS | {
         "clone3:435:435": [MISSING],  # its flags are out of sight; the C library then uses clone
         # AF_UNIX, as asyncio needs, and SOCK_STREAM, with CLOEXEC and NONBLOCK or not: it has no other address
         "socketpair:53:199": [argument(0), equal(1, 1, 0), FAIL, *one_of(1, 1, 0x801, 0x80001, 0x80801)],
         "prlimit64:302:261": one_of(0, 0),  # of itself
-        "prctl:157:167": one_of(0, 15, 16),  # names of threads
         "sendto:44:206": [*without(URGENT, 3), *null(4)],
         "recvfrom:45:207": [*without(URGENT, 3), ALLOW],
         "fcntl:72:25": one_of(1, 0, 1, 2, 3, 4, 1030, 1032),  # not F_SETOWN, F_SETSIG: they send signals
         "ioctl:16:29": one_of(1, 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451),  # not TIOCSTI: it types
-        "open:2:": [ALLOW] if may_write else [*without(TO_WRITE, 1), ALLOW],
-        "openat:257:56": [ALLOW] if may_write else [*without(TO_WRITE, 2), ALLOW],
     }
-    if more == JUDGE:
-        rules |= dict.fromkeys(("sendmsg:46:211", "recvmsg:47:212"), [*without(URGENT, 2), ALLOW])
+    rules |= dict.fromkeys(READ_ONLY, [ALLOW]) if may_write else READ_ONLY
+    if more.startswith(JUDGE):
+        rules |= MESSAGES
+    if more.endswith(FORKS):  # before a process locks itself in: PR_SET_PDEATHSIG, PR_SET_SECCOMP
+        rules |= MESSAGES | {"clone:56:220": [ALLOW], "prctl:157:167": one_of(0, 1, 15, 16, 22)}
     return rules
+
+
+def number(entry):
+    """Return the number of a system call on this machine, -1 if it is not there."""
+    return int(entry.split(":")[MACHINES[os.uname().machine][0]] or -1)
+
+
+def in_memory(steps):
+    """Lay out a filter for the kernel -> its address, the memory that holds it."""
+    memory = ctypes.create_string_buffer(b"".join(steps))
+    return struct.pack("HxxxxxxP", len(steps), ctypes.addressof(memory)), memory
+
+
+def with_rules(rules):
+    """List instructions that apply {entry: instructions} to the system call whose number has been loaded."""
+    known = {number(entry): rule for entry, rule in rules.items() if number(entry) >= 0}
+    return sum(([equal(n, 0, len(rule)), *rule] for n, rule in known.items()), [])
+
+
+def last_filter(may_write: bool, more: str = "") -> tuple:
+    """Make the short program for a process whose parent runs under that of `more + FORKS`: it takes away what the
+    parent has beyond `more`. Both decide, and the kernel takes a third of the time to read this one."""
+    refused = dict.fromkeys([*FORKS.split(), *([] if more == JUDGE else MESSAGES)], [FAIL])
+    rules = refused | ONE_PROCESS | ({} if may_write else READ_ONLY)
+    return in_memory([load(0), *with_rules(rules), ALLOW])
 
 
 def seccomp_filter(may_write: bool, more: str = "") -> tuple:
     """Make a program that decides on every system call -> its address for the kernel, the memory that holds it.
 
     may_write: files may be opened for writing, because Landlock decides which; more: calls beside ALLOWED"""
-    column, machine = MACHINES[os.uname().machine]
-
-    def number(entry):
-        return int(entry.split(":")[column] or -1)
-
+    machine = MACHINES[os.uname().machine][1]
     listed = [number(entry) for entry in (ALLOWED + more).split() if number(entry) >= 0]
     steps = [load(4), equal(machine, 1, 0), KILL, load(0)]  # the calling convention of another machine kills
-    for entry, rule in special_rules(may_write, more).items():
-        if number(entry) not in (-1, *listed):
-            steps += [equal(number(entry), 0, len(rule)), *rule]
-    steps += [equal(n, len(listed) - i, 0) for i, n in enumerate(listed)] + [FAIL, ALLOW]
-    memory = ctypes.create_string_buffer(b"".join(steps))
-    return struct.pack("HxxxxxxP", len(steps), ctypes.addressof(memory)), memory
+    special = special_rules(may_write, more)
+    steps += with_rules({entry: rule for entry, rule in special.items() if number(entry) not in listed})
+    return in_memory([*steps, *[equal(n, len(listed) - i, 0) for i, n in enumerate(listed)], FAIL, ALLOW])
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -235,11 +261,12 @@ def become_countable() -> dict:
     return {"NPROC": min(n for n in allowed if n > 0) // 2} if max(allowed) > 0 else {}
 
 
-def lock(rules: dict, more: str = "", unsafe: list | tuple = ()) -> Any:
+def lock(rules: dict, more: str = "", unsafe: list | tuple = (), forks: bool = False) -> Any:
     """Give up privileges and files, except as `rules` say -> the last wall, for each process to `shut` by itself
     (None: there is no seccomp here).
 
-    more: the system calls that are allowed beside ALLOWED"""
+    more: the system calls that are allowed beside ALLOWED; forks: this process forks those that shut the last wall, and
+    gives up most system calls for them. OSError if that fails"""
     if not LINUX:
         return None
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
@@ -248,7 +275,17 @@ def lock(rules: dict, more: str = "", unsafe: list | tuple = ()) -> Any:
     landlocked = landlock(rules)
     if os.uname().machine not in MACHINES or libc.prctl(21, 0, 0, 0, 0) < 0:  # PR_GET_SECCOMP: the kernel has none
         return None
-    return seccomp_filter(landlocked or "write" in unsafe and more in (JUDGE, RUNTIMES + COMPILERS), more)
+    may_write = landlocked or "write" in unsafe and more in (JUDGE, RUNTIMES + COMPILERS)
+    if not forks:
+        return seccomp_filter(may_write, more)
+    add_filter(seccomp_filter(True, more + FORKS))
+    return last_filter(may_write, more)
+
+
+def add_filter(wall):
+    """Have the kernel ask a filter about each system call of this process and its children (PR_SET_SECCOMP)."""
+    if libc.prctl(22, 2, wall[0], 0, 0):
+        raise OSError("seccomp refused")
 
 
 def die_with_parent() -> bool:
@@ -257,13 +294,15 @@ def die_with_parent() -> bool:
 
 
 def shut(wall: Any, parent: int) -> None:
-    """Shut the last wall (PR_SET_SECCOMP), if there is one, and die with the parent from now on.
+    """Shut the last wall, if there is one, and die with the parent from now on.
 
     OSError if that fails or the process `parent` has gone."""
     if not LINUX:
         return
-    if not die_with_parent() or os.getppid() != parent or wall and libc.prctl(22, 2, wall[0], 0, 0):
-        raise OSError("seccomp refused")
+    if not die_with_parent() or os.getppid() != parent:
+        raise OSError("the parent has gone")
+    if wall:
+        add_filter(wall)
 
 
 def kill(pid: int) -> None:

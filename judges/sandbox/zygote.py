@@ -45,7 +45,7 @@ def zygote(warden: socket.socket, limits: Limits, parent: int) -> int:
     if LINUX:
         limit(AS=size_now() + limits.memory)  # macOS has no usable limit of memory
     more = become_countable()
-    me, wall = os.getpid(), lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST))
+    me, wall = os.getpid(), lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST), forks=True)
     if LINUX:
         die_with_parent()
     lines, running = [warden], set[int]()

@@ -55,7 +55,6 @@ def parse(source: str, entry: str) -> Test:
     modules = (dotted & sys.stdlib_module_names) - {entry}
     names_of_builtins = set(dir(builtins))
     wanted = {name for name in read - modules if name == entry or name not in names_of_builtins}
-    safe = safe_lines(tree, stored)
     if "type" not in stored:
         ask_for_types(nodes)
     return Test(
@@ -64,7 +63,7 @@ def parse(source: str, entry: str) -> Test:
         early=wanted & names_in_classes(nodes),
         modules=modules,
         library={name for name in named_modules(nodes) | modules if name.partition(".")[0] in sys.stdlib_module_names},
-        safe=safe,
+        safe=safe_lines(nodes),
         used=loaded | {n.attr for n in attributes},
         exits="SystemExit" in read,
         taken=bound_names(nodes) | modules | names_of_builtins - {entry},
@@ -112,35 +111,13 @@ def type_of(x):
     return x.__class__ if foreign(x) else type(x)
 
 
-def lines_of(node):
-    return range(node.lineno, node.end_lineno + 1)
-
-
-def safe_lines(tree, stored):
-    """Find the lines in a `with` on which only the test itself can raise, whatever the candidate answers: they say
-    `raise`, or name nothing but builtins, and no `if`, loop or `try` in the `with` decides whether they run.
-
-    stored: the names that the test assigns, and `entry`; a builtin of such a name is none."""
-    good, bad, nodes = set(), set(), list(ast.walk(tree))
-    always_run = {n for outer in nodes if isinstance(outer, (ast.With, ast.AsyncWith)) for n in outer.body}
-
-    def harmless(n):
-        if isinstance(n, ast.Name):
-            return hasattr(builtins, n.id) and n.id not in stored
-        return not isinstance(n, (ast.Lambda, ast.Import, ast.ImportFrom))
-
-    for n in nodes:
-        if isinstance(n, ast.stmt) and not hasattr(n, "body") and not isinstance(n, ast.Match):
-            safe = isinstance(n, ast.Raise) or all(map(harmless, ast.walk(n)))
-            (good if safe and n in always_run else bad).update(lines_of(n))
-        elif isinstance(n, (ast.stmt, ast.ExceptHandler)) and not isinstance(n, ast.With):
-            head = range(n.lineno, max(n.lineno + 1, n.body[0].lineno)) if hasattr(n, "body") else lines_of(n)
-            bad.update(head)
-    for outer in nodes:  # a `with` inside of another one
-        if isinstance(outer, ast.With):
-            inner = [n for part in outer.body for n in ast.walk(part) if isinstance(n, ast.With)]
-            bad.update(line for n in inner for item in n.items for line in lines_of(item.context_expr))
-    return good - bad
+def safe_lines(nodes):
+    """Find the lines on which a `with` has one statement and only the test itself can raise, whatever the candidate
+    answers: `raise`, or an expression without a name."""
+    withs = [n for n in nodes if isinstance(n, ast.With) and len(n.items) == len(n.body) == 1]
+    alone = [n.body[0] for n in withs]
+    nameless = [n for n in alone if isinstance(n, ast.Expr) and not any(isinstance(x, ast.Name) for x in ast.walk(n))]
+    return {n.lineno for n in [*nameless, *(n for n in alone if isinstance(n, ast.Raise))]}
 
 
 def find(peer, name):

@@ -17,12 +17,10 @@ BUILTINS = set(
     """abs all any bin bool bytes chr complex dict divmod enumerate filter float frozenset hash hex int isinstance len
     list map max min oct ord pow range repr reversed round set slice sorted str sum tuple zip""".split()
 )
-STATEMENTS = ast.Module, ast.Assert, ast.Assign, ast.Expr, ast.Pass
-VALUES = ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.JoinedStr, ast.FormattedValue
-OPERATIONS = ast.Compare, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Subscript, ast.Slice, ast.Starred
-OPERATORS = ast.cmpop, ast.boolop, ast.operator, ast.unaryop, ast.expr_context
-LOOPS = ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.comprehension
-PARTS = *STATEMENTS, *VALUES, *OPERATIONS, *OPERATORS, *LOOPS, ast.keyword
+PARTS = """Module Assert Assign Expr Pass Constant List Tuple Set Dict JoinedStr FormattedValue
+    Compare BoolOp BinOp UnaryOp IfExp Slice Starred keyword cmpop boolop operator unaryop expr_context
+    ListComp SetComp DictComp GeneratorExp comprehension"""
+KINDS = tuple(getattr(ast, name) for name in PARTS.split())
 
 
 def only_plain(job: Job) -> bool:
@@ -58,4 +56,4 @@ def is_plain(n, entry, stored):
         return isinstance(n.ctx, ast.Load)
     if isinstance(n, ast.Constant) and isinstance(n.value, str):
         return n.value.partition(".")[0] not in sys.stdlib_module_names  # asserts.World gets what may be a module
-    return isinstance(n, PARTS)
+    return isinstance(n, KINDS)
