@@ -397,11 +397,11 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
 
     where: whose model it is, for the message: "of config/sudoku_base.py"."""
     there, default = sections.flat(shape), sections.flat(ModelConfig())
-    for name, asked in sections.flat(c.model).items():
-        if name not in there:
-            file = name.partition(".")[0]
-            raise ValueError(f"{name}={asked}: the model {where} has nothing of variants/{file}.py; leave it out, or "
-                             "start from another")
+    wanted = sections.flat(c.model)
+    if lacking := sorted(wanted.keys() - there.keys()):
+        raise ValueError(f"{lacking[0]}={wanted[lacking[0]]}: the model {where} has no such variant; leave it out, "
+                         "or start from another")
+    for name, asked in wanted.items():
         is_asked = name in c.typed or asked != default.get(name, sections.default_of(name))
         if name not in ("dtype", "remat") and is_asked and asked != there[name]:
             raise ValueError(f"{name}={asked}, but the model {where} has {name}={there[name]}: leave {name} out, or "
