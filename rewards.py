@@ -318,8 +318,8 @@ def combine(
         part = np.array([math.nan if score is None else score for score in scores], float)
         parts[name] = change(part)
         columns = {"first_reward": part.tolist()} | columns  # later rewards do not replace it
-        for note, values in getattr(scores, "notes", {}).items():
-            parts[f"{name}/{note}"] = np.array(values, float)
+        notes = scores.notes if isinstance(scores, Scores) else {}
+        parts |= {f"{name}/{note}": np.array(values, float) for note, values in notes.items()}
         total += np.nan_to_num(weight * parts[name])
         judged |= ~np.isnan(part) & (weight != 0)
     return np.where(judged, total, math.nan), parts

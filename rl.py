@@ -2,9 +2,10 @@
 The steps of reinforcement learning with GRPO. train.py puts them together: `train.iteration` is the whole algorithm.
 
     prompts -> rollout -> rewards -> advantages -> views -> log-probs -> loss -> update
-    (N, T)     (B, T)     (R, N, G)  (N, G)        (B,K,T)  (B, T)       ()               B = N * G
+    (N, T)     (B, T)     (R, N, G)  (N, G)        (B,K,T)  (B, L)       ()               B = N * G
 
-After `select_completions`, M completions learn. In a Minibatch and in the loss, B is the size of one.
+After `select_completions`, M completions learn. In a Minibatch and in the loss, B is the size of one. L columns of the
+T are those of the completion, after the prompt.
 
 A variant changes these steps in the runs that use it, by methods of its keys (Section in system/sections.py).
 """
