@@ -126,7 +126,7 @@ def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
     if not (fits_heads and is_of_kind(family, cfg)):
         return False
     expected = sections.flat(model.ModelConfig()) | family.fields
-    return all(value == expected.get(field, sections.default_of(field))
+    return all(value == (expected[field] if field in expected else sections.default_of(field))
                for field, value in sections.flat(cfg).items() if field not in (*family.keys, *ANY_FAMILY))
 
 

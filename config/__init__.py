@@ -402,7 +402,8 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
         raise ValueError(f"{lacking[0]}={wanted[lacking[0]]}: the model {where} has no such variant; leave it out, "
                          "or start from another")
     for name, asked in wanted.items():
-        is_asked = name in c.typed or asked != default.get(name, sections.default_of(name))
+        usual = default[name] if name in default else sections.default_of(name)
+        is_asked = name in c.typed or asked != usual
         if name not in ("dtype", "remat") and is_asked and asked != there[name]:
             raise ValueError(f"{name}={asked}, but the model {where} has {name}={there[name]}: leave {name} out, or "
                              "start from another model")

@@ -43,13 +43,13 @@ def test_a_rule_or_an_order_that_is_defined_again_in_the_same_process_is_used(ta
 def test_an_estimator_that_is_defined_again_is_used_and_its_views_are_counted(monkeypatch):
     def of(n):
         def estimator(key, completion, inputs):
-            masked = jnp.repeat(completion[None], n, 0)
+            masked = jnp.repeat(completion[:, None], n, 1)
             return masked, masked, completion
 
         return estimator
 
     there = jnp.ones((2, 6), bool)
-    rollout = rl.Rollout(there * 1, None, there, there, there * 0, there * 0.0, there[:, 0])
+    rollout = rl.Rollout(there * 1, None, there, there, there * 0, there * 0.0, there[:, 0], jnp.arange(len(there)))
     for n in (3, 4):
         monkeypatch.setitem(diffusion.ESTIMATORS, "mine", of(n))
         cfg = config.Config(objective="grpo", init_from="a", logp_est="mine", logp_views=5)
