@@ -99,9 +99,12 @@ def programs(cfg):
 
 
 def computed(keys):
-    """Make the run with these keys -> a digest of all that it computes."""
-    cfg = config.changed(config.Config(), BASE | keys)
-    config.check_model(cfg, cfg.model, "here")
+    """Make the run with these keys -> a digest of all that it computes, or why it is refused."""
+    try:
+        cfg = config.changed(config.Config(), BASE | keys)
+        config.check_model(cfg, cfg.model, "here")
+    except ValueError as e:
+        return f"refused: {e}"
     texts = [*steps(cfg), *programs(cfg)]
     return hashlib.sha1("\n".join(texts).encode()).hexdigest()
 
@@ -115,13 +118,9 @@ def of_pair(a, b, backward):
         return None
     for name in (b, a) if backward else (a, b):
         settings.load(f"variants.{name}")
-    try:
-        whole = computed(needs | own)
-    except ValueError as e:
-        return [f"refused: {e}"]
-    if backward:
-        return [whole]
-    found = [whole]
+    found = [computed(needs | own)]
+    if backward or found[0].startswith("refused"):
+        return found
     for one, other in ((a, b), (b, a)):
         idle = other == "paired" and one in OF_GRPO or VARIANTS[one][1].items() <= VARIANTS[other][0].items()
         found += [] if idle else [computed(needs | VARIANTS[other][1])]
