@@ -1,6 +1,6 @@
 """
 The families of models that other people trained, and those of ours that no plain denoiser is: each is one entry of
-huggingface.FAMILIES, which is filled when a folder or a configuration is not of the family that is there already.
+family.FAMILIES, which is filled when a folder or a configuration is not of the family that is there already.
 
 A family that differs from another in names only is one entry.
 """
@@ -8,8 +8,7 @@ A family that differs from another in names only is one entry.
 import functools
 
 import model
-from checkpoints import huggingface
-from checkpoints.huggingface import FAMILIES, TOKEN_KEYS, Family
+from checkpoints.family import BLOCK_LENGTHS, FAMILIES, TOKEN_KEYS, Family, can_hold, is_of_kind, switches
 
 # Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
 # several tensors have one name, their rows are one tensor in the file.
@@ -102,7 +101,7 @@ LLAMA_REQUIRES = {
     "quantization_config": None,
     "llama_4_scaling_beta": None,  # of queries, in Ministral 3
 }
-WITHOUT_BLOCKS = LLAMA_REQUIRES | dict.fromkeys((*huggingface.BLOCK_LENGTHS, "dlm_paradigm"))
+WITHOUT_BLOCKS = LLAMA_REQUIRES | dict.fromkeys((*BLOCK_LENGTHS, "dlm_paradigm"))
 SDAR_MOE_REQUIRES = LLAMA_REQUIRES | {"decoder_sparse_step": 1, "mlp_only_layers": []}
 LLADA2_REQUIRES = {
     "hidden_act": "silu",
@@ -188,11 +187,11 @@ GONE = {
 
 def family_of(cfg: model.ModelConfig) -> str:
     """Find the name of the first family whose folders can hold this configuration."""
-    of_kind = {name: family for name, family in huggingface.FAMILIES.items() if huggingface.is_of_kind(family, cfg)}
+    of_kind = {name: family for name, family in FAMILIES.items() if is_of_kind(family, cfg)}
     for name, family in of_kind.items():
-        if huggingface.can_hold(family, cfg):
+        if can_hold(family, cfg):
             return name
-    said = huggingface.switches(cfg)
+    said = switches(cfg)
     raise ValueError(
         "no Hugging Face family has these switches together: "
         + ", ".join(f"{field}={value}" for field, value in said.items())

@@ -2,7 +2,7 @@
 What only other people's model folders have: a class of another network, stretched positions, the mask in the
 tokenizer's files, tensors that say nothing new. huggingface.py loads this file for such a folder.
 
-families: huggingface.FAMILIES. theirs: the content of config.json.
+families: family.FAMILIES. theirs: the content of config.json.
 """
 
 import os

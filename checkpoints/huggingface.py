@@ -1,14 +1,12 @@
 """
 Write and read models as Hugging Face folders: there is no private format.
 
-FAMILIES says what the folders of a family of models are like. A denoiser of ours is written as LLaDA's are. Other
-families add themselves when a configuration or a folder is of none that is here (families.py), and what only other
+A denoiser of ours is written as LLaDA's are (family.py). Other families are in families.py, and what only other
 people's folders have loads with one of them (foreign.py). Adapters are in adapters.py.
 """
 
 import dataclasses
 import functools
-import importlib
 import itertools
 import operator
 import os
@@ -21,121 +19,23 @@ import jax
 import numpy as np
 
 import model
+from checkpoints.family import BLOCK_LENGTHS, FAMILIES, NEEDED, OURS, PARTS, can_hold
 from data.bpe import Tokenizer
 from system import disk, hosts, sections, sharding
 from system.files import read_json
-from system.settings import variant_of
 
-# Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
-# several tensors have one name, their rows are one tensor in the file.
-LLADA_TENSORS = {
-    "embed": "model.transformer.wte",
-    "norm": "model.transformer.ln_f",
-    "head": "model.transformer.ff_out",
-    "attn_norm": "model.transformer.blocks.{}.attn_norm",
-    "mlp_norm": "model.transformer.blocks.{}.ff_norm",
-    "q": "model.transformer.blocks.{}.q_proj",
-    "k": "model.transformer.blocks.{}.k_proj",
-    "v": "model.transformer.blocks.{}.v_proj",
-    "o": "model.transformer.blocks.{}.attn_out",
-    "gate": "model.transformer.blocks.{}.ff_proj",
-    "up": "model.transformer.blocks.{}.up_proj",
-    "down": "model.transformer.blocks.{}.ff_out",
-}
-# Our field of ModelConfig -> their key in config.json. A key whose field has a default can be missing.
-TOKEN_KEYS = {"mask_id": "mask_token_id", "eos_id": "eos_token_id", "pad_id": "pad_token_id", "bos_id": "bos_token_id"}
-LLADA_KEYS = TOKEN_KEYS | {
-    "vocab_size": "embedding_size",
-    "n_layer": "n_layers",
-    "n_head": "n_heads",
-    "n_kv_head": "n_kv_heads",
-    "d_model": "d_model",
-    "d_ff": "mlp_hidden_size",
-    "tie_embeddings": "weight_tying",
-    "rope_theta": "rope_theta",
-    "norm_eps": "rms_norm_eps",
-    "max_positions": "max_sequence_length",
-    "qkv_bias": "include_qkv_bias",
-}
-# The values that config.json has to give these keys, if it has them, for our model to be that network.
-LLADA_REQUIRES = {
-    "rope_scaling": None,
-    "partial_rotary_factor": 1.0,
-    "block_type": "llama",
-    "activation_type": "silu",
-    "layer_norm_type": "rms",
-    "rope": True,
-    "block_group_size": 1,
-    "alibi": False,
-    "include_bias": False,
-    "attention_layer_norm": False,
-    "input_emb_norm": False,
-    "scale_logits": False,
-    "quantization_config": None,
-}
-
-
-class Family(NamedTuple):
-    """How the folders of a family of models name things, and which fields of ModelConfig are its own."""
-
-    architecture: str  # the class in config.json
-    fields: dict[str, Any]  # the values of ModelConfig that config.json does not or need not give
-    tensors: dict[str, str]
-    keys: dict[str, str]
-    requires: dict[str, Any]
-    code: str = ""  # where the Python code of the class is; empty: in transformers
-
-
-FAMILIES = {  # by the model_type in config.json
-    "llada": Family(
-        "LLaDAModelLM", {}, LLADA_TENSORS, LLADA_KEYS, LLADA_REQUIRES, code="huggingface.co/GSAI-ML/LLaDA-8B-Instruct"
-    ),
-}
 # Keys of config.json that no folder of this family has: another program wrote it, or it is another network.
 UNUSUAL = {"rope_scaling", "rope_parameters", "layer_types"}
-BLOCK_LENGTHS = "block_size", "bd_size", "block_length"  # keys of config.json that say that a model has blocks
-PARTS = "mlp", "mask", "read", "rotary", "network"  # fields of ModelConfig that config.json has in a dict of ours, OURS
-OURS = "unmask"
-ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids", *PARTS)  # fields that do not tell families apart
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtypes of tensors in a file that can be read
-NEEDED = (  # fields that a config.json must give, if the family has them
-    "vocab_size", "n_layer", "n_head", "d_model", "d_ff", "moe.n_experts", "moe.experts_per_token", "moe.d_expert",
-    "moe.routing_scale", "moe.expert_groups", "moe.groups_per_token", "moe.n_shared", "moe.first_dense",
-)  # fmt: skip
 ADAPTER_CONFIG = "adapter_config.json"  # a folder that has it holds adapters (adapters.py)
 JUDGE_HEAD = "score.weight"  # (1, D), as in transformers' ...ForSequenceClassification
 
 
 def plug_families() -> types.ModuleType:
     """Let the other families add themselves to FAMILIES -> the module that has them."""
-    return importlib.import_module("checkpoints.families")
+    from checkpoints import families  # folders of ours need no others
 
-
-def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
-    """True if a family and a configuration agree in whether there are blocks, and which variants the model uses."""
-    there = sections.flat(cfg)
-    needed = [field for field in NEEDED if field in family.keys]
-    has_all = all(field in there for field in (*needed, *({"blocks.block"} & family.fields.keys())))
-    known = {field.partition(".")[0] for field in family.keys.keys() | family.fields.keys()}
-    return has_all and all(variant_of(section) in known for section in cfg.use)
-
-
-def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
-    """True if the folders of a family can hold this configuration."""
-    fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
-    if not (fits_heads and is_of_kind(family, cfg)):
-        return False
-    expected = sections.flat(model.ModelConfig()) | family.fields
-    return all(value == (expected[field] if field in expected else sections.default_of(field))
-               for field, value in sections.flat(cfg).items() if field not in (*family.keys, *ANY_FAMILY))
-
-
-def switches(cfg: model.ModelConfig) -> dict[str, Any]:
-    """Return the fields that tell families apart, where they are not those of a plain model {name: value}."""
-    plain = sections.flat(model.ModelConfig())
-    sizes = {*LLADA_KEYS} - {"qkv_bias"} | {*ANY_FAMILY} - {"d_head"}
-    there = {name: value for name, value in sections.flat(cfg).items() if name not in sizes}
-    return {name: value for name, value in there.items() if name not in plain or value != plain[name]}
+    return families
 
 
 def family_of(cfg: model.ModelConfig) -> str:

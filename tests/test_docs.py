@@ -41,7 +41,7 @@ CODE = {name: name for name in CODE} | {
     "checkpoint": "checkpoints.checkpoint", "runs": "loop.runs",
     "data": "data", "texts": "data.texts", "blocks": "variants.blocks",
     "caches": "variants.caches", "kernels": "system.kernels", "slots": "variants.slots",
-    "huggingface": "checkpoints.huggingface", "memory": "loop.memory"}  # fmt: skip
+    "huggingface": "checkpoints.huggingface", "family": "checkpoints.family", "memory": "loop.memory"}  # fmt: skip
 
 
 def read(path):
