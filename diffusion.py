@@ -129,14 +129,14 @@ def one_part(valid, T, cfg):
 
 
 class Noise(NamedTuple):
-    """How the texts of a kind of model are masked. Blocks are masked one by one; a causal model's text stays as it is,
-    and all its tokens count."""
+    """How the texts of a kind of model get their masks. Blocks are masked one by one; a causal model's text stays as it
+    is, and all its tokens count."""
 
-    # key, x, maskable, valid (B, T), cfg -> z with masks, masked (B, T), t (B, T or 1): of what share each token is
+    # key, x, maskable, valid (B, T), cfg -> z with masks, masked (B, T), t (B, T or 1): the probability of a mask there
     mask: Callable
-    states: Callable = states_of_rows  # as `hidden`, where start has no default
-    # valid, T, cfg -> the number (B or 1, T) of the part that each token is filled with; True where it is predicted
-    # from the parts before its own
+    states: Callable = states_of_rows  # params, x, z, cfg, valid, start -> the states of `diffusion.hidden`
+    # valid, T, cfg -> for each token (B or 1, T) the number of the part of the text that it is filled with, and True
+    # if it is predicted from the parts before that one
     parts: Callable = one_part
 
 

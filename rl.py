@@ -30,12 +30,12 @@ from system import sharding
 # ---- the records -----------------------------------------------------------------------------------------------------
 
 
-# What the key of a run is folded with, for random numbers of each of these purposes.
+# What random numbers are for: each purpose has a random key of its own, folded from that of the run.
 PARAMS, EVALUATIONS, ITERATIONS, ADAPTERS = range(4)
 
 
 def step_key(run_key, purpose, step):
-    """Make the key of an evaluation or of an iteration from the key of its run."""
+    """Make the random key of an evaluation or of an iteration from that of its run."""
     return jax.random.fold_in(jax.random.fold_in(run_key, purpose), step)
 
 
@@ -185,8 +185,8 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok) -> rewards.Scored:
 
 
 def select_completions(found: rewards.Scored, adv, cfg) -> Chosen:
-    """Apply the credit of variants and adv_negative to the advantages (N, G), and keep the M completions whose are the
-    largest in size. What `terms` need is computed first, from the advantages as they were."""
+    """Apply the credit of variants and adv_negative to the advantages (N, G), and keep the M completions with the
+    largest |advantage|. What `terms` need is computed first, from the advantages as they were."""
     needed = {name: term.of_completions for name, term in terms(cfg).items()}
     extra = {name: of_completions(found, adv, cfg) for name, of_completions in needed.items() if of_completions}
     for section in cfg.use:
@@ -295,7 +295,7 @@ def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
     keys: for the views, and for the order. Each pass draws new masks and, if it has several minibatches, a new order.
     If the loss has a KL, each minibatch stores the reference's log-probs on its masks; if it has ratios, those of the
     policy before any update (old_logp_of: see Task; None: `logp_of`). The first minibatch is trained on by that very
-    policy, so nothing is computed for it, and its ratios are 1."""
+    policy: it stores nan, for which `grpo.ratios` takes the log-probs of the policy itself, so its ratios are 1."""
     view_key, order_key = keys
     out: list = []
     M, size = len(c.advantage), config.minibatch(cfg)

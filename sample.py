@@ -61,7 +61,7 @@ class Plan:
             if not settings.plugged(table, getattr(self, name)):
                 sections.refuse(name, getattr(self, name), table)
         self.expect("top_p", self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1")
-        use = sections.named([settings.written_in(RULES[self.rule])], self.use)
+        use = sections.with_keys_of([settings.written_in(RULES[self.rule])], self.use)
         object.__setattr__(self, "use", sections.in_order(use, self.kind))
 
     def expect(self, name, holds, wanted):

@@ -195,7 +195,7 @@ class Config:
         functions = sample.RULES[self.rule], diffusion.ESTIMATORS[self.logp_est], grpo.LOSSES[self.loss_type]
         named = [self.objective, *map(settings.written_in, functions)]  # their keys are used, too
         use = sections.in_order(self.use, self.kind)
-        object.__setattr__(self, "use", sections.in_order(sections.named(named, use), self.kind))
+        object.__setattr__(self, "use", sections.in_order(sections.with_keys_of(named, use), self.kind))
         settings.check(self, between_keys, *(section.between_keys for section in self.use))
 
 

@@ -305,8 +305,7 @@ def name_of(section: type[Section], field: str) -> str:
 
 
 def find(cfg: Any, name: str) -> Any:
-    """Return the section that settings use of the file of this name, which is not imported for it; None: it is not
-    used."""
+    """Return the section of the file of this name that settings use; None: they use none. No file is imported."""
     return next((section for section in cfg.use if variant_of(section) == name), None)
 
 
@@ -323,7 +322,7 @@ def in_order(use: Any, kind: str) -> tuple:
     return tuple(used)
 
 
-def named(names: Iterable[str], use: tuple) -> tuple:
+def with_keys_of(names: Iterable[str], use: tuple) -> tuple:
     """Add to `use` the Keys of files that are named by a value, as in loss_type=cispo, if they have some."""
     there = [*map(variant_of, use)]
     found = [section_class(name, "Keys") for name in dict.fromkeys(names) if name not in there]
@@ -363,9 +362,9 @@ def flat(cfg: Any) -> dict[str, Any]:
 
 
 def settle(cfg: Any, tables: dict[str, dict]) -> dict[str, str]:
-    """Say which entries a ModelConfig has in `tables` {field: table} -> {field: name}: what its fields name, or what
-    its sections bring. ValueError if two of these say different things, or if nothing has the numbers that an entry
-    needs."""
+    """Decide which entry of each table a ModelConfig has: tables {field: table} -> {field: name}. It is the one that
+    the field names, or that causal, shift or a Shape in `use` brings. ValueError if two of these say different things,
+    if no table has the name, or if an entry needs a Shape that is not in `use`."""
     found = {field: (getattr(cfg, field), f"{field}={getattr(cfg, field)!r}") for field in tables}
     plain = {field: next(iter(table)) for field, table in tables.items()}
     brought = [(who, field, name) for who, brings in cfg.brought() for field, name in brings.items()]

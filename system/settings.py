@@ -51,8 +51,8 @@ class Table(dict):
         super().__delitem__(name)
 
 
-# The files of variants/ that add names other than their own.
-FILES = {
+# The files of variants/ that add names other than their own {name: file}.
+FILE_OF = {
     "exact": "estimators",
     "trace": "estimators",
     "quadrature": "estimators",
@@ -66,8 +66,8 @@ FILES = {
 
 
 def add(table: dict[str, Any], **functions: Any) -> None:
-    """Add the functions of a file of variants/ to a table. A name that somebody has set stays theirs, whether they set
-    it before the file was imported or after."""
+    """Add the functions of a file of variants/ to a table. A name that somebody has set is not overwritten, whether
+    they set it before the file was imported or after."""
     for name, function in functions.items():
         if name not in table or written_in(table[name]) == written_in(function):
             table[name] = function
@@ -75,8 +75,8 @@ def add(table: dict[str, Any], **functions: Any) -> None:
 
 def plugged(table: Collection[str], name: Any) -> bool:
     """Say if a table of functions has this name, after importing the file of variants/ that adds it: one of this name,
-    which may be a user's own, or the one that is written in FILES."""
-    for file in (name, FILES.get(name)):
+    which may be a user's own, or the one that is written in FILE_OF."""
+    for file in (name, FILE_OF.get(name)):
         if name not in table:
             load(f"variants.{file}")
     return name in table
