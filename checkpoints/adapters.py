@@ -41,6 +41,7 @@ def adapter_shapes(cfg: model.ModelConfig, targets: Collection[str], rank: int) 
 def count(cfg: Any) -> int:
     """Count the parameters that a run with this Config trains beside its frozen base."""
     own = sections.find(cfg, "lora")
+    check_targets(cfg.model, own.targets)
     shapes = adapter_shapes(cfg.model, own.targets, own.rank)
     return sum(map(math.prod, shapes.values())) + (cfg.model.d_model if cfg.objective == "judge" else 0)
 

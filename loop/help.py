@@ -54,8 +54,8 @@ def help_text(everything: bool = False) -> str:
         try:
             section = sections.section_class(name, kind)
         except ValueError as e:
-            found.append([str(e)])
-            break
+            found += [["files that cannot be loaded", f"  {e}"]] * (kind == sections.KINDS[0])
+            continue
         if section:
             said = comments(section) | {f.name: meaning(f) for f in dataclasses.fields(section) if f.metadata}
             keys = [help_line(f"{name}.{f.name}", f.default, said[f.name]) for f in dataclasses.fields(section)]

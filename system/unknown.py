@@ -71,11 +71,13 @@ def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
 
 def keyword(name: str, known: Collection[str], keys: dict[str, Any]) -> str:
     """Return the message for a keyword of Config(...) that does not exist. known, keys: as in `key`."""
-    if new := renamed().get(name):
+    new = renamed().get(name, name)
+    if new != name or new in keys:
         file, _, field = new.partition(".")
         kind = keys[new].kind if new in keys else "Keys"
         owner = "Config" if kind == "Keys" else "ModelConfig"
-        return f"{name} is now {new}: {owner}(use=({file}.{kind}({field and field + '=...'}),))"
+        said = f"is now {new}" if new != name else f"is of a variant, {file}"
+        return f"{name} {said}: {owner}(use=({file}.{kind}({field and field + '=...'}),))"
     if f"model.{name}" in known:
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
     return key(name, known, keys)

@@ -27,8 +27,6 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
-import shared
-
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from judges.sandbox import pool
 from system import terminal
@@ -40,6 +38,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import jax.flatten_util
     import jax.numpy as jnp
     import numpy as np
+    import shared
 
     import config
     import data
@@ -54,7 +53,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from judges import rules
     from loop import cost, run_rewards, runs, same_run
     from loop.start import find_or_train
-    from rewards import advantage_settings, written_per_pass
+    from rewards import advantage_settings, total_rewards, written_per_pass
     from rewards import score as score_all
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -503,7 +502,8 @@ def ways(n, quick, own=None):
     curve from slow to fast."""
     steps = [(own or n) >> i for i in range((own or n).bit_length()) if not quick or i % 2 == 0]
     rules = {"quota": ("steps", steps), "threshold": ("threshold", (0.99, 0.9, 0.7, 0.5)),
-             "factor": ("factor", (0.1, 0.3, 1.0, 2.0)), "entropy": ("budget", (0.01, 0.1, 0.3, 1.0))}
+             "factor": ("factor.limit", (0.1, 0.3, 1.0, 2.0)),
+             "entropy": ("entropy.budget", (0.01, 0.1, 0.3, 1.0))}
     if quick:
         rules = {rule: (key, values[::2]) for rule, (key, values) in rules.items()}
     block = LONG if n > LONG else -(-n // 4)
@@ -543,7 +543,8 @@ def asked(recipe, n_rows, other=None):
         ids = texts.completion_ids(x, tok, run)
         if not fns:
             return float("nan"), 0
-        each = score_all(fns, {}, run, tok, text.rows, ids, 1)[1]
+        scored = score_all(fns, {}, run, tok, text.rows, ids, 1)
+        each = total_rewards(scored.rewards, run).reshape(-1)
         each = each if run.pass_at is None else each >= run.pass_at
         return float(np.nanmean(each)), sum(min(len(row) + 1, run.max_new_tokens) for row in ids)
 

@@ -92,7 +92,7 @@ def test_one_clean_copy_serves_all_views_as_a_pass_for_every_block_does(switches
     cfg, valid = of(**switches), jnp.arange(6) >= jnp.array([[0], [1], [2]])  # padding: columns are no positions
     M = valid[:, None] & (jax.random.uniform(KEY, (3, 4, 6)) < 0.6)
     four = lambda a: jnp.repeat(a, 4, 0)
-    params = FAR if not {"n_layer", "window"} & {*switches} else model.init(KEY, cfg)
+    params = FAR if not {"n_layer", "gemma.window"} & {*switches} else model.init(KEY, cfg)
     want = alone(params, four(X), M.reshape(12, 6), cfg, four(valid)).reshape(M.shape)
     # Half of the views of one text, all of one and half of the next; and from a column on.
     for chunk, start in ((6, 0), (None, 3)) if quick else ((2, 0), (6, 0), (None, 4), (None, 3)):

@@ -436,7 +436,7 @@ TEXTS = st.one_of(st.text(), st.sampled_from(NASTY), st.text("0123456789.,()[]-+
 @given(st.sampled_from(sorted(KINDS)), TEXTS)
 @settings(max_examples=500, deadline=None)
 @example("max_iters", "-" * 100_000 + "1")
-@example("curriculum", "(" * 100_000)
+@example("schedule", "(" * 100_000)
 def test_no_text_of_a_value_gives_a_traceback(name, text):
     kind = (KINDS | typing.get_type_hints(curriculum.Keys))[name]
     try:
@@ -569,6 +569,8 @@ def test_a_key_that_is_not_there_answers_with_those_that_are(file, tmp_path):
     assert "'use': there is no such thing here: a variant is put in use by a key" in message(file, "--use=lora")
     old = written(tmp_path, "config = Config(lora_rank=3)", "old.py")
     assert "lora_rank is now lora.rank: Config(use=(lora.Keys(rank=...),))" in message(old)
+    with pytest.raises(ValueError, match=r"lora is of a variant, lora: Config\(use=\(lora.Keys\(\),\)\)"):
+        config.Config(lora=True)
     old = written(tmp_path, "config = Config(model=ModelConfig(block_causal=3))", "old.py")
     assert "block_causal is now blocks.block: ModelConfig(use=(blocks.Shape(block=...),))" in message(old)
 

@@ -87,7 +87,7 @@ def test_an_unknown_name_is_answered_with_the_known_names():
 PREPARE = f"""
 import sys, time
 from pathlib import Path
-sys.path.insert(0, {REPOSITORY!r})
+sys.path[:0] = [{REPOSITORY!r}, {REPOSITORY + '/tests'!r}]
 from data import learn, making
 time.sleep(0.5)
 here = Path(__file__).parent
@@ -96,7 +96,7 @@ rows = [{{"prompt": str(i)}} for i in range(2000)]
 making.save(here, {{"train": rows, "val": rows[:100]}}, learn.tokenizer(["aaaa bbbb"] * 9, 262).vocab)
 """
 LOAD_TOY = f"""
-import sys; sys.path.insert(0, {REPOSITORY!r})
+import sys; sys.path[:0] = [{REPOSITORY!r}, {REPOSITORY + '/tests'!r}]
 import data
 data.ROOT = type(data.ROOT)(sys.argv[1])
 print(*(len(data.load('toy', split)) for split in ('train', 'val')))
@@ -673,8 +673,8 @@ def digest(name, share):
 def test_a_data_set_is_the_same_in_every_process():
     """Sets and hashes of strings differ from process to process; the rows must not."""
     names, share = "grammar sudoku countdown code words", 20
-    program = f"import sys; sys.path.insert(0, {REPOSITORY!r})\n" \
-              f"from tests.test_data import digest\nprint(*(digest(name, {share}) for name in {names.split()}))"
+    program = f"import sys; sys.path[:0] = [{REPOSITORY!r}, {REPOSITORY + '/tests'!r}]\n" \
+              f"from test_data import digest\nprint(*(digest(name, {share}) for name in {names.split()}))"
     there = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
                              env=os.environ | {"PYTHONHASHSEED": "123"})
     here = [digest(name, share) for name in names.split()]

@@ -73,20 +73,20 @@ def explain(folder, capsys, *flags):
 
 # Model, keys of config.json that are wrong, what the weights are for, flags and keys that make it right.
 WRONG = [
-    ("bidirectional", dict(model_type="sdar", block_size=4, architectures=None), "block_causal=None, causal=False",
+    ("bidirectional", dict(model_type="sdar", block_size=4, architectures=None), "blocks.block=None, causal=False",
      ["--checkpoint.open_as=a2d-qwen3"], dict(block_size=None)),
     ("bidirectional", dict(mask_token_id=258), "mask_id=256", [], dict(mask_token_id=256)),
     ("shifted", dict(model_type="a2d-qwen2"), "shift=True", ["--checkpoint.open_as=Dream"], {}),
     ("shifted", dict(model_type="qwen2", architectures=["Qwen2ForCausalLM"], transformers_version="5"),
-     "block_causal=None, causal=False", ["--checkpoint.open_as=Dream"], {}),
-    ("shifted", dict(model_type="Fast_dLLM_Qwen", bd_size=8), "block_causal=None, causal=False",
+     "blocks.block=None, causal=False", ["--checkpoint.open_as=Dream"], {}),
+    ("shifted", dict(model_type="Fast_dLLM_Qwen", bd_size=8), "blocks.block=None, causal=False",
      ["--checkpoint.open_as=Dream"], {}),
-    ("blocks", dict(block_size=16), "block_causal=4", [], dict(block_size=4)),
-    ("blocks", dict(model_type="a2d-qwen3", block_size=None), "block_causal=4", [], dict(block_size=4)),
-    ("blocks", dict(block_size=32, mask_token_id=257), "mask_id=256, shift=False, block_causal=4", [],
+    ("blocks", dict(block_size=16), "blocks.block=4", [], dict(block_size=4)),
+    ("blocks", dict(model_type="a2d-qwen3", block_size=None), "blocks.block=4", [], dict(block_size=4)),
+    ("blocks", dict(block_size=32, mask_token_id=257), "mask_id=256, shift=False, blocks.block=4", [],
      dict(block_size=4, mask_token_id=256)),
     ("causal", dict(model_type="Dream"), "causal=True", ["--checkpoint.open_as=qwen2"], {}),
-    ("causal", dict(model_type="a2d-qwen2"), "shift=True, block_causal=None, causal=True",
+    ("causal", dict(model_type="a2d-qwen2"), "shift=True, blocks.block=None, causal=True",
      ["--checkpoint.open_as=qwen2"], {}),
 ]  # fmt: skip
 

@@ -410,7 +410,8 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
     state, _ = train.train(cfg)
     base, shape = checkpoint.load(place / "base")
     merged, _ = checkpoint.load(cfg.out_dir)
-    unmerged = lora.adapted(base, state.average, cfg.lora_alpha)  # what is saved is the average, where there is one
+    # What is saved is the average, where there is one.
+    unmerged = lora.adapted(base, state.average, lora.Keys.of(cfg).alpha)
     close(model.logits(merged, TOKENS + 60, shape), model.logits(unmerged, TOKENS + 60, shape), 1e-5)
     capsys.readouterr()
     assert complete.main([cfg.out_dir, f"--export={tmp_path}/whole"]) == 0

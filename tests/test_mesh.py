@@ -32,7 +32,7 @@ import sample
 import train
 from checkpoints import checkpoint, resume
 from loop import runs
-from system import meeting, placement, sharding
+from system import meeting, placement, sections, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=8, batch_size=8, eval_interval=4, eval_size=6,
@@ -223,10 +223,8 @@ def processes(place, out, *arguments, n=2, devices=2):
     own = on_devices(devices, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
     command = [sys.executable, "train.py", f"{place}/run.py", f"--out_dir={place}/{out}", *arguments]
     cfg = run_of(place, "few", out)
-    keys = {k: v for k, v in vars(cfg).items() if k != "use"}
-    keys |= {k: v for section in cfg.use for k, v in vars(section).items()}
-    fields = ", ".join(f"{k}={v!r}" for k, v in keys.items())
-    said = f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n"
+    keys = {k: v for k, v in sections.flat(cfg).items() if k != "typed"}
+    said = f"from config import Config, changed\nfrom model import ModelConfig\nconfig = changed(Config(), {keys!r})\n"
     (place / "run.py").write_text(said)
     return [subprocess.Popen([*command, f"--hosts.coordinator=127.0.0.1:{port}", f"--hosts.processes={n}",
                               f"--hosts.process_id={i}"],

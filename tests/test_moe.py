@@ -227,7 +227,8 @@ def test_sdar_moe_is_qwen3_moe_whose_tokens_see_their_block(name, b, qwen3, tmp_
     disk.write_json(tmp_path / name / "tokenizer.json", {"added_tokens": [{"content": "<|MASK|>", "id": 39}]})
     params, cfg = checkpoint.load(tmp_path / name)
     assert (cfg.block, cfg.mask_id, cfg.shift, cfg.causal) == (b, 39, False, False)
-    assert (cfg.n_experts, cfg.experts_per_token, cfg.norm_routing) == (8, 3, True)
+    own = moe.Shape.of(cfg)
+    assert (own.n_experts, own.experts_per_token, own.norm_routing) == (8, 3, True)
     huggingface.save(tmp_path / "again", params, cfg)
     ours, stored = (disk.open_tensors(f"{place}/model.safetensors") for place in (tmp_path / "again", folder))
     assert ours.keys() == stored.keys()  # so that ours open in their code

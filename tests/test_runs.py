@@ -335,10 +335,11 @@ def test_signals_are_noted_and_their_handlers_restored(capsys):
 FILE = """
 from config import Config
 from model import ModelConfig
+from variants import paired
 
 config = Config(
     out_dir="{folder}/unbroken", dataset="{folder}/rows.jsonl", max_prompt_len=3, max_new_tokens=4, rewards=("exact",),
-    max_iters=200, batch_size=8, gradient_accumulation_steps=2, paired=True, ema_decay=0.9, learning_rate=5e-3,
+    max_iters=200, batch_size=8, gradient_accumulation_steps=2, use=(paired.Keys(),), ema_decay=0.9, learning_rate=5e-3,
     eval_interval=50, eval_size=8, save_interval=3, log_interval=1, diffusion_steps=2,
     model=ModelConfig(n_layer=1, n_head=2, d_model=16))
 """

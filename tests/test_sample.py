@@ -183,12 +183,13 @@ def test_generate_follows_dreams_schedule():
 
 # ---- every hole, and nothing but the holes ----
 plans = st.builds(
-    Plan, order=st.sampled_from(sorted(sample.ORDERS)),
+    shared.plan, order=st.sampled_from(sorted(sample.ORDERS)),
     rule=st.sampled_from(sorted(sample.RULES)),
-    early_end=st.booleans(), factor=st.floats(0, 3), steps=st.integers(1, 14),
+    early_end=st.booleans(), steps=st.integers(1, 14),
     block_len=st.none() | st.integers(1, 12), threshold=st.floats(0, 1),
-    **{"entropy.budget": st.floats(0, 3)}, temperature=st.sampled_from([0.0, 0.7]), top_k=st.none() | st.integers(1, 9),
-    top_p=st.none() | st.floats(0.1, 1), **{"repetition_penalty.penalty": st.sampled_from([1.0, 1.3])},
+    **{"entropy.budget": st.floats(0, 3), "factor.limit": st.floats(0, 3),
+       "repetition_penalty.penalty": st.sampled_from([1.0, 1.3])},
+    temperature=st.sampled_from([0.0, 0.7]), top_k=st.none() | st.integers(1, 9), top_p=st.none() | st.floats(0.1, 1),
     tempered=st.booleans(),
 )  # fmt: skip
 batches = st.lists(st.tuples(

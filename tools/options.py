@@ -22,7 +22,7 @@ def read_plan(text):
     """List the fields of Plan in the source of sample.py, but `use`."""
     (plan,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Plan")
     comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", ast.get_source_segment(text, plan) or "", re.M))
-    fields = [node for node in plan.body if isinstance(node, ast.AnnAssign) and node.target.id != "use"]
+    fields = [node for node in plan.body if isinstance(node, ast.AnnAssign) and node.target.id not in ("use", "kind")]
     return [Field(f.target.id, ast.literal_eval(f.value), comments.get(f.target.id, "")) for f in fields]
 
 
