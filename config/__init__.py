@@ -543,7 +543,21 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
         others = tuple(pair for pair in cfg.base if pair.partition("=")[0] not in base)
         values["base"] = others + tuple(f"{name}={text}" for name, text in base.items())
     cfg = changed(cfg, values)
+    refuse_ignored(cfg, {typed.get(name, name): value for name, value in values.items()}, prefix)
     return dataclasses.replace(cfg, typed=(*cfg.typed, *(name.removeprefix("model.") for name in own)))
+
+
+def refuse_ignored(cfg, typed, prefix):
+    """Raise a ValueError if another typed key, or a variant, has the last word on one, as on --mlp beside --moe=True.
+
+    typed {key: value}, prefix: see `override`"""
+    there = {name.removeprefix("model."): value for name, value in flatten(cfg).items()}
+    there |= dict.fromkeys(map(variant_of, cfg.use + cfg.model.use), True)
+    for name, value in typed.items():
+        own = name.removeprefix(prefix).removeprefix("base.").removeprefix("model.")
+        if there.get(own, False) != value:
+            raise ValueError(f"--{name}={as_typed(value)} does not go with the other keys, by which it is "
+                             f"{there.get(own, False)}: leave one of them out")  # fmt: skip
 
 
 def parse_arguments(argv):

@@ -631,3 +631,11 @@ def test_a_system_prompt_without_a_template_is_refused():
                        match="system_prompt='Add.': how it is written is up to the model, so set texts.chat"):
         shared.run(**{"texts.system_prompt": "Add."})
     assert shared.run(**{"texts.system_prompt": "Add.", "texts.chat_template": "chatml"}).use[0].system_prompt == "Add."
+
+
+@pytest.mark.parametrize("line, name", [
+    ("--moe.n_experts=4 --mlp=dense", "mlp=dense"), ("--blocks.block=2 --mask=all", "mask=all"),
+    ("--lora.rank=16 --lora=False", "lora.rank=16"), ("--moe=False --moe.n_experts=4", "moe=False"),
+    ("--loss_type=cispo --cispo=False", "cispo=False")])  # fmt: skip
+def test_a_typed_key_on_which_another_has_the_last_word_is_refused(file, line, name):
+    assert f"--{name} does not go with the other keys, by which it is " in message(file, *line.split())
