@@ -45,7 +45,8 @@ def writer(tok: Any, names: list[str]) -> Callable:
             f"of {', '.join(names)}"
         )
     if importlib.util.find_spec("jinja2") is None:
-        raise ValueError("texts.chat_template='own' needs the package jinja2, not installed: pip install jinja2")
+        raise ValueError("texts.chat_template='own' needs the package jinja2, which is not installed: "
+                         "pip install jinja2")  # fmt: skip
     given = {f"{role}_token": token for role, token in tok.roles.items()} | {"bos_token": "".join(tok.bos)}
     given |= {"tools": None, "documents": None, "add_generation_prompt": True}
     program = RENDERER.replace("MEMORY", str(TEMPLATE_BYTES))
