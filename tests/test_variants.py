@@ -129,5 +129,5 @@ assert "one of quota" in said(lambda: sample.Plan(rule="nowhere"))
 def test_without_a_file_all_works_but_what_imports_it_or_names_what_it_has(file):
     done = subprocess.run([sys.executable, "-c", WITHOUT, file], capture_output=True, text=True)
     assert not done.returncode, done.stderr
-    names = {file} | {name for name, of in settings.FILES.items() if of == file}
+    names = {file} | {name for name, of in settings.FILE_OF.items() if of == file}
     assert all(any(name in line for name in names) for line in done.stdout.splitlines()), done.stdout
