@@ -22,7 +22,8 @@ import config
 import model
 from checkpoints import huggingface
 from data.bpe import Tokenizer
-from system import disk, files, hosts, sections
+from system import disk, hosts, sections
+from system.files import regular_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,14 +147,14 @@ def read_run(folder: str) -> dict[str, Any]:
     """Read run.json of a checkpoint; {} for another model's folder."""
     path = os.path.join(folder, "run.json")
     try:
-        with disk.naming(path), open(files.regular_file(path)) as f:
+        with disk.naming(path), open(regular_file(path)) as f:
             found = dict(json.load(f))
-        keys = dict(found["config"]) if "config" in found else {"model.mlp": None}
-        if "model.mlp" not in keys:  # written when keys had other names
-            from checkpoints import older
+        keys = dict(found["config"]) if "config" in found else None
+        if keys is None or "model.mlp" in keys:
+            return found
+        from checkpoints import older  # it was written when keys had other names
 
-            return found | {"config": older.as_named_now(keys)}
-        return found
+        return found | {"config": older.as_named_now(keys)}
     except FileNotFoundError:
         return {}
     except (TypeError, ValueError, RecursionError) as e:

@@ -10,8 +10,7 @@ import functools
 import model
 from checkpoints.family import BLOCK_LENGTHS, FAMILIES, TOKEN_KEYS, Family, can_hold, is_of_kind, switches
 
-# Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
-# several tensors have one name, their rows are one tensor in the file.
+# Our tensor -> theirs, see family.LLADA_TENSORS.
 LLAMA_TENSORS = {
     "embed": "model.embed_tokens",
     "norm": "model.norm",

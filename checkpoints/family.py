@@ -75,9 +75,8 @@ FAMILIES = {  # by the model_type in config.json
     ),
 }
 BLOCK_LENGTHS = "block_size", "bd_size", "block_length"  # keys of config.json that say that a model has blocks
-PARTS = "mlp", "mask", "read", "rotary", "network"  # fields of ModelConfig that config.json has in a dict of ours, OURS
-OURS = "unmask"
-ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids", *PARTS)  # fields that do not tell families apart
+OURS = "unmask"  # the key of config.json with what only we read: a dict of the fields in model.PARTS
+ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids", *model.PARTS)  # fields that do not tell families apart
 NEEDED = (  # fields that a config.json must give, if the family has them
     "vocab_size", "n_layer", "n_head", "d_model", "d_ff", "moe.n_experts", "moe.experts_per_token", "moe.d_expert",
     "moe.routing_scale", "moe.expert_groups", "moe.groups_per_token", "moe.n_shared", "moe.first_dense",

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 import model
-from checkpoints.family import BLOCK_LENGTHS, FAMILIES, NEEDED, OURS, PARTS, can_hold
+from checkpoints.family import BLOCK_LENGTHS, FAMILIES, NEEDED, OURS, can_hold
 from data.bpe import Tokenizer
 from system import disk, hosts, sections, sharding
 from system.files import read_json
@@ -130,7 +130,7 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
     if n_out:
         theirs["num_labels"] = 1
     theirs |= {key: filled.get(field, there.get(field)) for field, key in family.keys.items()}
-    theirs[OURS] = {"model_type": kind} | {part: there[part] for part in PARTS}
+    theirs[OURS] = {"model_type": kind} | {part: there[part] for part in model.PARTS}
     theirs["vocab_size"] = cfg.vocab_size
     theirs["mask_token_id"] = None if cfg.mask_id == cfg.vocab_size else cfg.mask_id
     if cfg.end_ids:
@@ -211,7 +211,7 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
         fields = foreign.missing_fields(folder, family, theirs, open_as) | fields
     fields = family.fields | fields
     if not open_as and isinstance(ours := theirs.get(OURS), dict) and ours.get("model_type") == kind:
-        fields |= {part: ours[part] for part in PARTS if part in ours}
+        fields |= {part: ours[part] for part in model.PARTS if part in ours}
     fields |= read_ends(folder, fields.get("eos_id"))
     if isinstance(fields.get("n_layer"), int) and fields["n_layer"] > 10_000:  # we make a name for each
         raise ValueError(f"{path}: {family.keys['n_layer']}={fields['n_layer']}: no model has more than 10,000 layers")

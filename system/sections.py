@@ -294,7 +294,7 @@ def all_keys() -> dict[str, Key]:
 
 
 def default_of(name: str) -> Any:
-    """Return the default of a key of a section that has been imported; None if it is none."""
+    """Return the default of a key of a section, whose file is imported; None if there is no such key."""
     found = find_key(name)
     return found and (fields_of(found.section)[found.field].default if found.field else True)
 
