@@ -18,40 +18,43 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
 # ---- advantages ------------------------------------------------------------------------------------------------------
 
 
-def moments(values: Array, axis: int | tuple[int, ...]) -> tuple[Array, Array, Array]:
+def moments(values: ArrayLike, axis: int | tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute along an axis, which stays with length 1, the mean, the standard deviation (divided by n - 1), and n, how
     many values are not nan."""
-    known = ~jnp.isnan(values)
+    values = np.asarray(values, np.float64)
+    known = ~np.isnan(values)
     n = known.sum(axis, keepdims=True)
-    mean = jnp.where(known, values, 0).sum(axis, keepdims=True) / jnp.maximum(n, 1)
-    squares = jnp.where(known, (values - mean) ** 2, 0).sum(axis, keepdims=True)
-    return mean, jnp.sqrt(squares / jnp.maximum(n - 1, 1)), n
+    mean = np.where(known, values, 0).sum(axis, keepdims=True) / np.maximum(n, 1)
+    squares = np.where(known, (values - mean) ** 2, 0).sum(axis, keepdims=True)
+    return mean, np.sqrt(squares / np.maximum(n - 1, 1)), n
 
 
-def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
+def centred(rewards: np.ndarray, baseline: str, scale: str, eps: float) -> np.ndarray:
     """Subtract its group's baseline from every reward, and divide by the group's standard deviation if scale="group",
     by its mean reward if scale="mean", by nothing for any other scale.
 
     rewards (N, G) -> (N, G); nan, for no opinion, stays nan. With eps above 0 the results of equal rewards are exactly
     0.
     """
-    # With the lowest reward subtracted first, equal rewards leave nothing to round. Otherwise the float32 mean of three
-    # 0.1 is not 0.1, and the difference divided by a small eps is an advantage of -0.43.
-    lowest = jnp.where(jnp.isnan(rewards), jnp.inf, rewards).min(1, keepdims=True)
+    # With the lowest reward subtracted first, equal rewards leave nothing to round. Otherwise the mean of three 0.1 is
+    # not 0.1, and the difference divided by a small eps is an advantage.
+    lowest = np.where(np.isnan(rewards), np.inf, rewards).min(1, keepdims=True)
     rewards = rewards - lowest
     mean, std, n = moments(rewards, 1)
     adv = rewards - mean
     if baseline == "loo":  # RLOO: the mean of the others is n / (n - 1) times as far away
-        adv = adv * (n / jnp.maximum(n - 1, 1))
-    if scale == "mean":
-        return adv / (lowest + mean + eps)
-    return adv / (std + eps) if scale == "group" else adv
+        adv = adv * (n / np.maximum(n - 1, 1))
+    with np.errstate(invalid="ignore"):  # 0 / 0, where eps is 0 and nothing differs
+        if scale == "mean":
+            return adv / (lowest + mean + eps)
+        return adv / (std + eps) if scale == "group" else adv
 
 
 def advantages(
@@ -61,10 +64,10 @@ def advantages(
     scale: str = "group",
     eps: float = 1e-4,
     normalize: str = "sum",
-) -> Array:
+) -> np.ndarray:
     """Compare every completion with the others of its group.
 
-    rewards (R, N, G), nan for no opinion; weights (R,) -> (N, G), 0 where no reward has an opinion.
+    rewards (R, N, G), nan for no opinion; weights (R,) -> (N, G) float32, 0 where no reward has an opinion.
     baseline: subtract the mean of the group ("mean"), or of its other completions ("loo").
     scale: divide by the standard deviation of the "group" or the "batch", or by nothing ("none", Dr. GRPO). Divided by
     the group's, very easy and very hard prompts count as much as those in between. "mean" divides by the group's mean
@@ -74,17 +77,18 @@ def advantages(
     little counts as much as one that varies a lot.
     eps: added to every divisor.
     """
-    rewards, weights = jnp.asarray(rewards, jnp.float32), jnp.asarray(weights, jnp.float32)[:, None, None]
-    no_opinion = jnp.isnan(rewards).all(0)
+    # In 64 bits: in 32, the rewards 1e8 and 1e8 + 1 would be equal.
+    rewards, weights = np.asarray(rewards, np.float64), np.asarray(weights, np.float64)[:, None, None]
+    no_opinion = np.isnan(rewards).all(0)
     each = normalize == "each"
     if each:
-        rewards = jnp.stack([centred(reward, baseline, "group", eps) for reward in rewards])
-    total = jnp.where(no_opinion, jnp.nan, jnp.nansum(weights * rewards, 0))
+        rewards = np.stack([centred(reward, baseline, "group", eps) for reward in rewards])
+    total = np.where(no_opinion, np.nan, np.nansum(weights * rewards, 0))
     adv = total if each else centred(total, baseline, scale, eps)
     if each or scale == "batch":
         _, std, _ = moments(total, (0, 1))
-        adv /= std + eps
-    return jnp.nan_to_num(adv)
+        adv = adv / (std + eps)
+    return np.nan_to_num(adv).astype(np.float32)
 
 
 # ---- losses: what each token adds, from ratio, logp and adv -> (B, T), or (B, 1) if the ratio is that of a sequence --

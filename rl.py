@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import config
@@ -159,7 +160,7 @@ def loss_mask(tokens, completion, ends, cfg):
 def roll_out(params, key, prompts, cfg) -> Rollout:
     """Write G completions of each of the N prompts, a data.Batch, at most rollout_chunk at a time. A chunk holds
     whole groups, unless rollout_chunk is less than one."""
-    repeat = functools.partial(jnp.repeat, repeats=cfg.group_size, axis=0)
+    repeat = functools.partial(np.repeat, repeats=cfg.group_size, axis=0)
     arrays = jax.tree.map(repeat, prompts.arrays())
     completion, size = arrays.maskable, sharding.round_up(config.rollout_rows(cfg))
     plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
@@ -167,7 +168,7 @@ def roll_out(params, key, prompts, cfg) -> Rollout:
     tokens, trace = sample.fill_rows(params, keys, arrays, cfg, plan, size, cfg.group_size)
     counts = loss_mask(tokens, completion, cfg.model.ends, cfg)
     written = trace["step"], trace["logp"], trace["passes"]
-    return Rollout(tokens, arrays.valid, completion, counts, *written, jnp.arange(len(tokens)))
+    return Rollout(tokens, arrays.valid, completion, counts, *written, np.arange(len(tokens)))
 
 
 # ---- 2. judge them ---------------------------------------------------------------------------------------------------
@@ -191,9 +192,9 @@ def select_completions(found: rewards.Scored, adv, cfg) -> Chosen:
     extra = {name: of_completions(found, adv, cfg) for name, of_completions in needed.items() if of_completions}
     for section in cfg.use:
         adv = section.credit(found, adv, cfg)
-    adv, M = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
+    adv, M = np.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
     everything = Chosen(found.rollout, adv, extra)
-    return everything if M == adv.size else sharding.take(everything, jnp.argsort(-jnp.abs(adv))[:M])
+    return everything if M == adv.size else sharding.take_together(everything, np.argsort(-np.abs(adv), stable=True)[:M])
 
 
 # ---- 4. draw views, and compute log-probs of the completions on them -------------------------------------------------
@@ -264,6 +265,7 @@ def logp_of(params, r: Rollout, views, cfg):
 # ---- 5. cut the rollout into minibatches -----------------------------------------------------------------------------
 
 
+@functools.partial(jax.jit, static_argnames="cfg")
 def new_minibatch(c: Chosen, views, cfg) -> Minibatch:
     """Make a minibatch of all completions of c, without old and reference log-probs."""
     r = c.rollout
@@ -304,7 +306,7 @@ def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
         views = draw_views(jax.random.fold_in(view_key, n_pass), c.rollout, cfg)
         order = jax.random.permutation(jax.random.fold_in(order_key, n_pass), M) if size < M else None
         for i in range(0, M, size):
-            some, of_some = (c, views) if order is None else sharding.take((c, views), order[i : i + size])
+            some, of_some = (c, views) if order is None else sharding.take_together((c, views), order[i : i + size])
             b = new_minibatch(some, of_some, cfg)
             if cfg.kl_beta:
                 reference = sharding.to_device(policy.reference)
@@ -462,5 +464,5 @@ def combine_metrics(metrics, how):
     out = {}
     for name, values in metrics.items():
         own = name.rpartition("_")[2]
-        out[name] = getattr(jnp, own if own in ("max", "min") else how)(values, 0)
+        out[name] = getattr(values, own if own in ("max", "min") else how)(0)
     return out

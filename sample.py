@@ -26,6 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import model
 from system import kernels, sections, settings, sharding
@@ -435,6 +436,7 @@ def fill_rest(s, behind, cfg):
 # ---- all steps -------------------------------------------------------------------------------------------------------
 
 
+@functools.partial(jax.jit, static_argnames="n")
 def row_keys(key, n, first=0):
     """Make the keys (n,) of the rows first, first + 1, ..., so that chunking does not change any token."""
     rows = first + jnp.arange(n)
@@ -552,7 +554,7 @@ def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
 
 def masked_tokens(batch, cfg):
     """Return the tokens (B, T) of a data.Batch with masks where they are to be filled. cfg: a ModelConfig."""
-    return jnp.where(batch.maskable, cfg.mask_id, batch.tokens)
+    return np.where(batch.maskable, cfg.mask_id, batch.tokens)
 
 
 def fill(params, keys, batch, cfg, plan, group=1):

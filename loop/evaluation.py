@@ -71,7 +71,7 @@ def denoising_animation(x, trace, length, cfg, tok):
     trace: step and logp (B, T) of the same; length: tokens of the completion before its end."""
     start = cfg.max_prompt_len
     first = 0, slice(start, start + length + 1)
-    ids, steps, logp = (np.asarray(a[first]).tolist() for a in (x, trace["step"], trace["logp"]))
+    ids, steps, logp = (np.asarray(a)[first].tolist() for a in (x, trace["step"], trace["logp"]))
     tokens = []
     for i, step, p in zip(ids, steps, logp, strict=True):
         shown = tok.decode([i]) or "∎"

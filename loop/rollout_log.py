@@ -7,7 +7,6 @@ import math
 import operator
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 import grpo
@@ -56,7 +55,7 @@ def length_metrics(rollout, cfg):
     lengths["repetition"] = repetition(tokens, np.asarray(rollout.counts))
     metrics = {f"completions/{name}": value for name, value in lengths.items()}
     metrics["tokens_per_pass"] = float(rewards.tokens_per_pass(rollout, cfg).mean())
-    metrics["steps_per_token"] = float(rollout.passes.mean()) / max(length.mean(), 1)
+    metrics["steps_per_token"] = float(np.asarray(rollout.passes).mean()) / max(length.mean(), 1)
     return metrics
 
 
@@ -65,7 +64,7 @@ def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
     size = cfg.group_size
     total = rewards.total_rewards(scored.rewards, cfg)
     known = total[~np.isnan(total)]
-    _, std, n = grpo.moments(jnp.asarray(total), 1)
+    _, std, n = grpo.moments(total, 1)
     spread = np.where(n > 1, std, np.nan)  # one completion has no spread
     starts = range(0, len(scored.completions), size)
     different = [len(set(scored.completions[i : i + size])) for i in starts]
@@ -102,8 +101,8 @@ def first_group(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
 
 def masked_text(rollout, cfg, tok):
     """Write the first text of a rollout with <|mask|> for each token that was to be filled."""
-    ids = texts.completion_ids(rollout.tokens[:1], tok, cfg)[0]
-    masked = np.asarray(rollout.completion[0, cfg.max_prompt_len :])
+    ids = texts.completion_ids(np.asarray(rollout.tokens)[:1], tok, cfg)[0]
+    masked = np.asarray(rollout.completion)[0, cfg.max_prompt_len :]
     pairs = zip(ids, masked.tolist(), strict=False)
     text = ""
     for is_masked, run in itertools.groupby(pairs, operator.itemgetter(1)):

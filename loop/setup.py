@@ -89,6 +89,7 @@ def setup(cfg, claims, train):
     if cfg.num_epochs:
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
     tx, rate = rl.optimizer(cfg)
+    rate = jax.jit(rate)
     params_key, adapters_key = jax.random.fold_in(key, rl.PARAMS), jax.random.fold_in(key, rl.ADAPTERS)
     params, base = sharding.shard(rl.split(task.init(params_key), adapters_key, cfg))
     run, resuming = checkpoint.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only

@@ -13,6 +13,7 @@ anything then.
 """
 
 import contextlib
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -96,6 +97,9 @@ def take(tree: Any, rows: Any) -> Any:
     return jax.tree.map(take_rows, tree)
 
 
+take_together = jax.jit(take)  # one program, where `take` outside of one compiles several for each array
+
+
 def cut(tree: Any, n: int) -> Any:
     """Cut the rows of every array of a tree into n equal parts: (B, ...) -> (n, B / n, ...)."""
 
@@ -127,14 +131,21 @@ def in_chunks(fn: Callable, size: int, *trees: Any) -> Any:
     out = []
     for first in range(0, n, size):
         at = np.arange(first, first + size).clip(max=n - 1)
-        out.append(fn(*take(trees, at)))
+        out.append(fn(*take_together(trees, at)))
 
-    def join(*chunks):
-        if chunks[0].ndim == 0:
-            return sum(chunks) / len(chunks)
-        return jnp.concatenate(chunks)[:n]
+    return join_chunks(out, n)
 
-    return jax.tree.map(join, *out)
+
+@functools.partial(jax.jit, static_argnames="n")
+def join_chunks(chunks, n):
+    """Join the rows of trees of arrays, up to row n -> one tree; scalars become their mean."""
+
+    def join(*parts):
+        if parts[0].ndim == 0:
+            return sum(parts) / len(parts)
+        return jnp.concatenate(parts)[:n]
+
+    return jax.tree.map(join, *chunks)
 
 
 def make_array(name: str | None, sides: tuple[int, ...], fetch: Callable) -> jax.Array:
@@ -142,7 +153,7 @@ def make_array(name: str | None, sides: tuple[int, ...], fetch: Callable) -> jax
     if on := many():
         return on.make_array(name, sides, fetch)
     everything = (slice(None),) * len(sides)
-    return jnp.asarray(fetch(everything))
+    return jax.device_put(fetch(everything))
 
 
 def to_host(tree: Any) -> Any:

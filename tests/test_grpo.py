@@ -136,6 +136,13 @@ def test_a_group_of_equal_rewards_has_advantages_of_exactly_0(value, G, scale, e
     assert (advantages(r[:, :2], normalize="each", eps=eps) == 0).all()
 
 
+def test_rewards_of_many_digits_keep_their_differences():
+    """In 32 bits, 1e8 and 1e8 + 1 are equal."""
+    a = advantages(1e8 + np.array([[[0.0, 2, 1, 1]]]))
+    close(a, advantages(np.array([[[0.0, 2, 1, 1]]])))
+    assert a[0, 1] > 0.5
+
+
 def test_left_out_of_its_own_baseline_a_reward_is_compared_with_the_mean_of_the_others():
     r = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     expected = np.array([[row[i] - np.delete(row, i).mean() for i in range(4)] for row in r])
