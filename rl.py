@@ -82,7 +82,7 @@ class Rollout(NamedTuple):
     step: jax.Array  # (B, T) the denoising step that committed each token; -1: given
     logp: jax.Array  # (B, T) log-prob of each token under the distribution it was drawn from; 0: given
     passes: jax.Array  # (B,) forward passes of each row, see sample.generate
-    number: jax.Array  # (B,) of each completion among all that were written
+    number: jax.Array | np.ndarray  # (B,) of each completion among all that were written
 
 
 class Chosen(NamedTuple):

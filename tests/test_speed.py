@@ -1,4 +1,8 @@
 """How many passes each row took, and tokens per pass: in rollouts, in evaluations, as a reward."""
+import os
+import re
+import subprocess
+import sys
 import types
 
 import jax
@@ -124,3 +128,15 @@ def test_what_a_wrong_and_fast_answer_gets():
     expected = [[0.16, 1.57, -0.87, -0.87], [-0.37, 0.28, 1.59, -1.5], [1.5, -0.5, -0.5, -0.5],
                 [0.87, -0.87, 0.87, -0.87]]  # fmt: skip
     np.testing.assert_allclose(found, expected, atol=6e-3)
+
+
+@pytest.mark.slow
+def test_an_iteration_of_the_first_recipe_compiles_few_programs(tmp_path):
+    """Each operation on arrays outside of a compiled function compiles a program, which takes a GPU about a second."""
+    run = ["train.py", "config/sudoku_grpo.py", "--init_from=assets/sudoku_base", f"--out_dir={tmp_path}/run",
+           "--max_iters=1", "--eval_size=8"]  # fmt: skip
+    done = subprocess.run([sys.executable, *run], text=True, capture_output=True,
+                          env=os.environ | {"JAX_LOG_COMPILES": "1", "XDG_CACHE_HOME": str(tmp_path)})  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    programs = re.findall(r"Finished XLA compilation of (\S+)", done.stderr)
+    assert len(programs) <= 25, sorted(programs)
