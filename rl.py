@@ -194,7 +194,8 @@ def select_completions(found: rewards.Scored, adv, cfg) -> Chosen:
         adv = section.credit(found, adv, cfg)
     adv, M = np.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
     everything = Chosen(found.rollout, adv, extra)
-    return everything if M == adv.size else sharding.take_together(everything, np.argsort(-np.abs(adv), stable=True)[:M])
+    largest = np.argsort(-np.abs(adv), stable=True)[:M]
+    return everything if M == adv.size else sharding.take_together(everything, largest)
 
 
 # ---- 4. draw views, and compute log-probs of the completions on them -------------------------------------------------

@@ -192,10 +192,8 @@ class Config:
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
         check_fields(self)
-        functions = sample.RULES[self.rule], diffusion.ESTIMATORS[self.logp_est], grpo.LOSSES[self.loss_type]
-        named = [self.objective, *map(settings.written_in, functions)]  # their keys are used, too
         use = sections.in_order(self.use, self.kind)
-        object.__setattr__(self, "use", sections.in_order(sections.with_keys_of(named, use), self.kind))
+        object.__setattr__(self, "use", sections.in_order(sections.with_keys_of(named_files(self), use), self.kind))
         settings.check(self, between_keys, *(section.between_keys for section in self.use))
 
 
@@ -205,6 +203,12 @@ def tables() -> list[str]:
 
 
 # ---- what follows from the keys --------------------------------------------------------------------------------------
+
+
+def named_files(cfg: Config) -> list[str]:
+    """List the files of variants/ that a run names by its objective, rule, estimator and loss: their keys are used."""
+    functions = sample.RULES[cfg.rule], diffusion.ESTIMATORS[cfg.logp_est], grpo.LOSSES[cfg.loss_type]
+    return [cfg.objective, *map(settings.written_in, functions)]
 
 
 def n_views(cfg: Config) -> int:
@@ -374,7 +378,13 @@ def between_keys_of_grpo(c):
 def idle(c):
     """Yield (True if wrong, message) for keys that are set and would have no effect."""
     grpo = c.objective == "grpo"
+    for section in c.use:
+        name = variant_of(section)
+        is_typed = any(key.startswith(f"{name}.") for key in c.typed)  # a recipe may inherit more than it uses
+        yield (section.belongs_to and is_typed and name not in named_files(c), f"the keys of {name} change nothing "
+               f"here, they are for {section.belongs_to}={name!r}: set that, or leave them out")  # fmt: skip
     for keys, has_no_effect, why in (
+        ("threshold", c.rule == "quota", "here, it is for rule='threshold' or 'dynamic';"),
         ("loss_norm", grpo, "here, it is for objective='pretrain';"),
         ("mask_ratio_min mask_ratio_max", grpo and not c.fill_in and c.logp_est != "coupled",
          "here, it is for fill_in=True or logp_est='coupled';"),

@@ -101,6 +101,7 @@ class Section:
     after the other, in the order of their names. cfg and c: the Config of the run."""
 
     brings: ClassVar[dict[str, str]] = {}  # of a Shape: the parts of a model that it names, as in {"mlp": "moe"}
+    belongs_to: ClassVar[str | None] = None  # the key that has to name this file, or its own keys change nothing
 
     def __post_init__(self):
         check_fields(self, f"{settings.variant_of(self)}.")

@@ -389,13 +389,13 @@ def test_values_of_every_type_are_read(file):
     line = ("--max_iters=7 --lr_end=0 --learning_rate=2.5e-4 --weight_decay=3 --paired=True --batch_size=8 "
             "--stop_at=None --grad_clip=None --ema_decay=.5 --block_len=None --hosts.coordinator=7 --out_dir=a=b "
             "--curriculum.difficulty=1,2.5 --rewards=exact,sudoku_all --reward_weights=1,-2e-1 "
-            "--curriculum.schedule=(0,1),(500,2.5) --judge.temperatures=[1,2] --dtype=bfloat16 --model.n_layer=3 "
+            "--curriculum.schedule=[(0,1),(500,2.5)] --dtype=bfloat16 --model.n_layer=3 "
             "--d_ff=None --rope_theta=100 --n_kv_head=2")
     cfg = config.load([file, *line.split()])
     asked = dict(max_iters=7, lr_end=0, learning_rate=2.5e-4, weight_decay=3, paired=True, batch_size=8, stop_at=None,
                  grad_clip=None, ema_decay=0.5, block_len=None, **{"hosts.coordinator": "7"}, out_dir="a=b",
                  rewards=("exact", "sudoku_all"), reward_weights=(1, -0.2), **{"curriculum.difficulty": (1, 2.5),
-                 "curriculum.schedule": ((0, 1), (500, 2.5))}, **{"judge.temperatures": (1, 2)})  # fmt: skip
+                 "curriculum.schedule": ((0, 1), (500, 2.5))})  # fmt: skip
     of_model = dict(dtype="bfloat16", n_layer=3, d_ff=None, rope_theta=100, n_kv_head=2)
     shape = shared.changed(model.ModelConfig(n_layer=2), **of_model)
     assert cfg == shared.changed(config.Config(dataset="sudoku"), **asked, model=shape)
@@ -639,3 +639,14 @@ def test_a_system_prompt_without_a_template_is_refused():
     ("--loss_type=cispo --cispo=False", "cispo=False")])  # fmt: skip
 def test_a_typed_key_on_which_another_has_the_last_word_is_refused(file, line, name):
     assert f"--{name} does not go with the other keys, by which it is " in message(file, *line.split())
+
+
+@pytest.mark.parametrize("typed, said", [
+    ("--cispo.cap=3", "the keys of cispo change nothing here, they are for loss_type='cispo'"),
+    ("--factor.limit=2", "the keys of factor change nothing here, they are for rule='factor'"),
+    ("--entropy.budget=0.3", "the keys of entropy change nothing here, they are for rule='entropy'"),
+    ("--judge.n_rows=9", "the keys of judge change nothing here, they are for objective='judge'"),
+    ("--threshold=0.5", "threshold=0.5 changes nothing here, it is for rule='threshold' or 'dynamic'")])  # fmt: skip
+def test_typed_keys_of_a_choice_that_was_not_made_are_refused(typed, said):
+    with pytest.raises(ValueError, match=said):
+        config.load(["config/sudoku_grpo.py", typed])

@@ -10,6 +10,7 @@ from system import sections, settings
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
+    belongs_to = "loss_type"
     cap: float = sections.key(5.0, "loss_type=cispo: largest weight of a ratio", sections.POSITIVE)
 
 

@@ -9,6 +9,7 @@ from system import sections, settings
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
+    belongs_to = "rule"
     budget: float = sections.key(0.1, "rule=entropy: fill while the sum of entropies, less the largest, is within this "
                                  "(nats)", sections.NON_NEGATIVE)  # fmt: skip
 

@@ -9,6 +9,7 @@ from system import sections, settings
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
+    belongs_to = "rule"
     limit: float = sections.key(1.0, "rule=factor: fill n masks if the last is at least 1 - limit / (n + 1) probable",
                                 sections.NON_NEGATIVE)  # fmt: skip
 

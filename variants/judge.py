@@ -29,6 +29,7 @@ from system import settings, sharding
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
+    belongs_to = "objective"
     n_rows: int = config.key(8192, "train rows to make pairs from", config.POSITIVE_INT)
     temperatures: tuple[float, ...] = config.key((0.5, 1.0, 1.5), "temperatures of the worse text of a pair")
 
