@@ -453,6 +453,8 @@ def parse(name: str, text: str, kind: Any) -> Any:
 
     now = unknown.renamed().get(name)
     more = f"; what was {name} is now --{now}={text}" if now else ""
+    if not now and (own := [key for key in sections.all_keys() if key.startswith(f"{name}.")]):
+        more = f"; the keys of {name} are {', '.join(own)}"
     raise ValueError(f"--{name}={text}: expected {unknown.expected(kind)}{more}")
 
 
@@ -462,6 +464,8 @@ def possible_values(text, kinds):
         yield None
     if str in kinds:
         yield text
+    elif text.lower() in ("true", "false"):
+        yield text.lower() == "true"
     with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about "\d" and the like

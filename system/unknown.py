@@ -57,8 +57,8 @@ def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
             return f"{message}: {ANSWER[sign]}{answer}"
     names = {k: k for k in own}
     if not own:
-        names = {k.split(".")[-1]: k for k in known} | {k: k for k in (*known, *keys)} | renamed()
-    near = difflib.get_close_matches(name.removeprefix("model.") if own else name, names, 1, 0.7)
+        names = {k.split(".")[-1]: k for k in (*keys, *known)} | {k: k for k in (*known, *keys)} | renamed()
+    near = difflib.get_close_matches(name.removeprefix("model.") if own else name.lower(), names, 1, 0.7)
     if near:
         message += f", did you mean {names[near[0]]!r}?"
     if own:

@@ -650,3 +650,16 @@ def test_a_typed_key_on_which_another_has_the_last_word_is_refused(file, line, n
 def test_typed_keys_of_a_choice_that_was_not_made_are_refused(typed, said):
     with pytest.raises(ValueError, match=said):
         config.load(["config/sudoku_grpo.py", typed])
+
+
+@pytest.mark.parametrize("typed, said", [
+    ("--lora=16", "expected True or False; the keys of lora are lora.rank, lora.alpha, lora.targets"),
+    ("--rank=3", "did you mean 'lora.rank'"), ("--LEARNING_RATE=1", "did you mean 'learning_rate'"),
+    ("--mu=2", "here it is updates_per_rollout"), ("--save_every=9", "here it is save_interval")])  # fmt: skip
+def test_what_people_type_is_answered_with_the_key_that_they_mean(typed, said):
+    with pytest.raises(ValueError, match=said):
+        config.load(["config/sudoku_grpo.py", typed])
+
+
+def test_true_may_be_written_in_small_letters():
+    assert config.load(["config/sudoku_grpo.py", "--early_end=true", "--resume=false"]).early_end
