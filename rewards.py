@@ -122,7 +122,8 @@ class Rewards(dict[str, Reward]):
 
 REWARDS = Rewards({"diversity": diversity, "passes": passes})
 REWARDS |= {name: rules.per_text(rule) for name, rule in RULES.items()}
-FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # rewards that model_judge.load makes of a folder
+# Rewards that model_judge.rewards_of makes, and of what.
+FROM_MODELS = {"coherence": "the model in init_from", "judge": "a judge: set judge_from to its folder"}
 
 
 # ---- from names to functions -----------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ def split_settings(text):
 def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Reward]:
     """Find reward functions by name: "tests,my.py:fn" or ("tests", "length(target=40)") -> {name: fn}.
 
-    from_models: rewards that model_judge.load made, by name.
+    from_models: rewards that model_judge.rewards_of made, by name.
     """
     specs = terminal.parts(names) if isinstance(names, str) else [*map(str.strip, names)]
     for name, _ in map(split_settings, specs):
@@ -160,20 +161,10 @@ def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Rewa
         if short in fns:
             raise ValueError(f"two rewards are called {short!r} in {names!r}")
         if not colon and isinstance(known[name], str):
-            raise ValueError(f"the reward {name!r}{why_no_model(name, from_models)}")
+            raise ValueError(f"the reward {name!r} is made from {FROM_MODELS[name]}")
         fn = own.load_function(path, short) if colon else known[name]
         fns[short] = own.with_settings(short, fn, settings, fn in REWARDS.values()) if settings else fn
     return fns
-
-
-def why_no_model(name, from_models):
-    """Say why a reward that a model computes was not made."""
-    if not from_models:
-        return f" is made from a model: set judge_from to the folder of {FROM_MODELS[name]}"
-    return (
-        f": what judge_from names makes {', '.join(from_models)} instead (a judge has a head of width 1, a language "
-        "model has not)"
-    )
 
 
 # ---- from rows to arguments ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ other), entropy (EB-Sampler's), dynamic and static (SDAR's), and autoregressive 
 if __name__ == "__main__":
     from system import terminal
 
-    terminal.launch("tools.complete", help_of="tools.options")
+    terminal.launch("tools.complete")
 
 import dataclasses
 import functools

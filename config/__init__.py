@@ -335,8 +335,8 @@ def between_keys(c):
         (c.rule == "quota" and c.diffusion_steps > max(c.max_new_tokens, Config.diffusion_steps),
          f"diffusion_steps={c.diffusion_steps}: the {c.max_new_tokens} tokens of max_new_tokens={c.max_new_tokens} are "
          f"filled in at most as many steps: diffusion_steps={c.max_new_tokens}"),
-        (c.judge_from and not {"judge", "coherence"} & {*deciding},
-         f"judge_from={c.judge_from!r} is for the reward judge or coherence, but rewards are "
+        (c.judge_from and "judge" not in deciding,
+         f"judge_from={c.judge_from!r} is for the reward judge, but rewards are "
          f"{', '.join(deciding) or 'none'}"),
         (reinforces and "judge" in deciding and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),

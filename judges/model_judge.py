@@ -2,8 +2,8 @@
 Judges: the transformer with a head of width 1, which reads a prompt and a completion and scores how good it is.
 
 A judge learns from pairs of a better and a worse text (variants/judge.py) and then stays frozen: a reward for texts
-that no rule and no test can grade. A language model can be a reward as well, by the log-probability of the completion
-(`coherence`).
+that no rule and no test can grade. The model that a run starts from can be a reward as well, by the log-probability of
+the completion (`coherence`).
 """
 
 import functools
@@ -115,31 +115,23 @@ def coherence(
     return reward
 
 
-def load(folder: Any, dtype: str = "float32") -> dict[str, Callable]:
-    """Load a judge -> {"judge": reward}, or a language model -> {"coherence": reward}; the folder says which.
-
-    dtype: to compute in."""
+def load(folder: Any, dtype: str = "float32") -> Callable:
+    """Load a judge -> its reward. dtype: to compute in."""
     found, _ = checkpoint.best(data.local_copy(folder))
     best = checkpoint.read_run(found).get("best") or {}
     params, cfg = checkpoint.load(found, dtype)
     tok = data.open_tokenizer(found, cfg.vocab_size)
     if not model.width(params):
-        return {"coherence": coherence(params, cfg, tok)}
+        raise ValueError(f"judge_from={folder!r} is not a judge, as its head has not width 1: name the folder of one")
     tested = f"{best['measure']} {best['score']:.3f} on held-out texts" if best else "never tested on held-out texts"
     print(f"judge {found}: {tested}")
-    return {"judge": judge(params, cfg, tok)}
+    return judge(params, cfg, tok)
 
 
 def rewards_of(cfg: Any, tok: Any, names: tuple[str, ...]) -> dict[str, Callable]:
-    """Make the rewards from models that a run names: of the model in judge_from, or of the one that it starts from."""
-    made = load(cfg.judge_from, cfg.model.dtype) if cfg.judge_from else {}
-    if cfg.judge_from and not set(made) & set(names):
-        raise ValueError(
-            f"judge_from={cfg.judge_from!r} makes the reward {'judge' if 'judge' in made else 'coherence'!r}"
-            + (", and is not a judge: its head has not width 1" if "judge" not in made else "")
-            + f", but rewards are {', '.join(names) or 'none'}"
-        )
-    if "coherence" in names and "coherence" not in made and cfg.init_from:
+    """Make the rewards from models that a run names: of the judge, and of the model that it starts from."""
+    made = {"judge": load(cfg.judge_from, cfg.model.dtype)} if cfg.judge_from else {}
+    if "coherence" in names and cfg.init_from:
         params, _ = checkpoint.load(cfg.init_from, cfg.model.dtype, checkpoint.Keys.of(cfg).open_as)
         made["coherence"] = coherence(params, cfg.model, tok)
     return made

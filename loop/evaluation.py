@@ -65,20 +65,6 @@ def rewards_of_pretraining(cfg: Any, tok: Any, shown: data.Batch) -> tuple[dict,
     return fns, more, asked
 
 
-def denoising_animation(x, trace, length, cfg, tok):
-    """List [text of a token, step, probability] for the first row of tokens x (B, T), up to and including its end.
-
-    trace: step and logp (B, T) of the same; length: tokens of the completion before its end."""
-    start = cfg.max_prompt_len
-    first = 0, slice(start, start + length + 1)
-    ids, steps, logp = (np.asarray(a)[first].tolist() for a in (x, trace["step"], trace["logp"]))
-    tokens = []
-    for i, step, p in zip(ids, steps, logp, strict=True):
-        shown = tok.decode([i]) or "∎"
-        tokens.append([shown, step, round(math.exp(p), 4)])
-    return tokens
-
-
 def rate_metrics(name, scored, fns, eval_only, cfg):
     """Average the main reward of the completions of each prompt as val/`name`, with other metrics -> {metric: value}.
 
@@ -119,9 +105,6 @@ def pass_rates(
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, n_samples)):
         filled = complete(params, key, text, cfg, temperature, n)
         ids = [texts.completion_ids(x, tok, cfg) for x, _ in filled]
-        if name == "greedy":
-            x, trace = filled[0]
-            samples[0]["film"] = denoising_animation(x, trace, len(ids[0][0]), cfg, tok)
         ends = cfg.model.ends
         fast = np.stack(
             [rewards.written_per_pass(x, text.maskable, trace["passes"], ends) for x, trace in filled], 1

@@ -1,9 +1,8 @@
 """
-Write report.html, the page of a run, or of several runs over each other: curves, samples, rollouts, all config keys.
+Write report.html, the page of a run: curves, samples, rollouts, all config keys.
 
-One file that fetches nothing. This module collects what is to be seen; report.html draws it. `runs.report` writes the
-page of a run while it goes on, `python tools/compare.py out/a out/b` one of several runs. Texts of a model stay data:
-the page shows them as text.
+One file that fetches nothing, written again while the run goes on (`runs.report`). This module collects what is to be
+seen; report.html draws it. Texts of a model stay data: the page shows them as text.
 """
 
 import difflib
@@ -17,8 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-SECONDS, PAUSE, MAX_SECONDS = 1.0, 4.0, 12.0  # of an animation: per step, at the end, for all steps at most
-WIDTH = 64  # characters in a line of an animation
 EVALUATIONS = 8  # shown side by side, at most, the first and the last among them
 POINTS = 400  # of a curve, at most
 
@@ -112,7 +109,7 @@ def completions_of(row: dict) -> list[tuple[str, str]]:
     """List the completions in a row of samples.jsonl -> [(what it is and its reward, text)]."""
     out = []
     for name, texts in row.items():
-        if name in ("step", "prompt", "columns", "film", "rewards", "advantages"):
+        if name in ("step", "prompt", "columns", "rewards", "advantages"):
             continue
         rewards = row.get("rewards") if name == "sampled" else None
         for i, text in enumerate(texts if isinstance(texts, list) else [texts]):
@@ -148,8 +145,7 @@ def telling_group(rollouts: list[dict], shown: Callable[[str], str] = str) -> di
 
 def evaluations(samples: list[dict], shown: Callable[[str], str] = str) -> dict:
     """Put the samples of at most EVALUATIONS evaluations side by side -> {steps, rows: for each prompt its completions
-    at each of these steps, films: animations of the first and the last}. samples: the rows of samples.jsonl; shown: how
-    a text is shown.
+    at each of these steps}. samples: the rows of samples.jsonl; shown: how a text is shown.
 
     What changed since the evaluation before is marked in greedy completions; samples differ by chance."""
     known = sorted({row["step"] for row in samples})
@@ -165,63 +161,18 @@ def evaluations(samples: list[dict], shown: Callable[[str], str] = str) -> dict:
             cells.append(marked)
             before = row.get("greedy") and shown(row["greedy"])
         rows.append({"prompt": shown(of_prompt[0].get("prompt", "")), "cells": cells})
-    films = []
-    for row, *_ in by_step[:1] + by_step[1:][-1:]:
-        if row.get("film"):
-            svg = denoising_animation(row["film"], shown)
-            films.append({"step": row["step"], "prompt": shown(row.get("prompt", "")), "svg": svg})
-    return {"steps": steps, "rows": rows, "films": films}
-
-
-# ---- an animation ----------------------------------------------------------------------------------------------------
-
-
-def appear(second: float, length: float, body: str) -> str:
-    """Hide the SVG element `body` until this second of an animation of `length` seconds, which repeats."""
-    start, end = second / length, min(second + 0.25, length) / length
-    return (
-        f'<g opacity="0">{body}<animate attributeName="opacity" values="0;0;1;1" dur="{length}s" '
-        f'keyTimes="0;{start:.4f};{end:.4f};1" repeatCount="indefinite"/></g>'
-    )
-
-
-def denoising_animation(tokens: Sequence, shown: Callable[[str], str] = str) -> str:
-    """Animate how tokens [(text, step, probability)] were filled in -> SVG; bluer means more probable.
-
-    The step of a token that was given is -1. shown: how a text is shown, a grid in its rows.
-    """
-    whole = "".join(text for text, _, _ in tokens).removesuffix("∎")
-    wide, size = WIDTH, 8  # characters in a line, and pixels of each
-    if shown(whole) != whole:
-        wide, size = math.isqrt(len(whole)), 18
-    n_steps = 2 + max(step for _, step, _ in tokens)
-    pace = min(SECONDS, MAX_SECONDS / n_steps)
-    x, y, out = 0, 0, []
-    for text, step, p in tokens:
-        for n, part in enumerate(text.replace("\n", "⏎\n").split("\n")):
-            if n or x + len(part) > wide:
-                x, y = 0, y + 1
-            box = f'x="{x * size}" y="{y * 20}" width="{len(part) * size}" height="18"'
-            word = f'<text x="{x * size + (size - 8) / 2:g}" y="{y * 20 + 13}">{escape(part)}</text>'
-            blue = f'<rect class="sure" {box} opacity="{p * 0.75:.2f}"><title>{p:.3f} at step {step}</title></rect>'
-            if step >= 0:
-                out.append(f'<rect class="line" {box}/>')
-                word = appear(pace * (1 + step), pace * n_steps + PAUSE, blue + word)
-            out.append(word)
-            x += len(part)
-    area = f'width="{wide * size}" height="{y * 20 + 20}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" class="film" {area}>{"".join(out)}</svg>'
+    return {"steps": steps, "rows": rows}
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def page(title: str, about: list[str], panels: list[Panel], done: bool = True, **more: object) -> str:
-    """Write the page of one or of several runs -> HTML.
+def page(title: str, about: list[str], panels: list[Panel], done: bool, **more: object) -> str:
+    """Write the page of a run -> HTML.
 
-    about: lines below the title. done: whether the page is final; else it loads itself again. more: for one run,
-    result (a text), warnings (texts), stages (from `stages`), group (from `telling_group`), evaluations (from
-    `evaluations`) and keys [(name, value, default)].
+    about: lines below the title. done: whether the page is final; else it loads itself again. more: result (a text),
+    warnings (texts), stages (from `stages`), group (from `telling_group`), evaluations (from `evaluations`) and keys
+    [(name, value, default)].
     """
     curves = [{**panel._asdict(), "lines": [line._asdict() for line in panel.lines]} for panel in panels]
     content = {"about": about, "panels": curves, "done": done} | more

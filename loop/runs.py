@@ -1,8 +1,6 @@
 """
 Prepare the process of a run, and write what the run leaves in its folder next to the checkpoints (checkpoint.py):
 metrics.jsonl, samples.jsonl, rollouts.jsonl, run.json, report.html.
-
-    python tools/compare.py out/a out/b       # both curves on one page
 """
 
 import contextlib
@@ -21,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -237,45 +235,32 @@ def read_lines(path: str) -> list[dict]:
 # ---- what a person sees ----------------------------------------------------------------------------------------------
 
 
-class Curves(NamedTuple):
-    """One picture, and the metrics whose curves it shows."""
-
-    title: str
-    unit: str
-    names: list  # of metrics
-
-
-def pictures(rows: list[dict]) -> list[Curves]:
-    """List the pictures that can be made of rows of metrics.jsonl, each with those of its metrics that occur there."""
-    keys = dict.fromkeys(key for row in rows for key in row if row[key] is not None)
+def panels(rows: list[dict]) -> list[pages.Panel]:
+    """Make the pictures of the curves in rows of metrics.jsonl. Colour 0 is training; each measure of held-out rows has
+    its own, also for the rewards of the same completions."""
+    keys = dict.fromkeys(key for row in rows for key in row)
     of_val = re.compile(r"val/(greedy|sampled|pass@\d+|pair_acc|calibration_error|correlation)")
     is_grpo = "reward" in keys
-    found = [
-        Curves("reward", "mean", ["reward", "val/greedy_reward", "val/sampled_reward"] if is_grpo else []),
-        Curves("held-out rows", "share that is right", [key for key in keys if of_val.fullmatch(key)]),
-        Curves("entropy", "nats per token", ["entropy"]),
-        Curves("groups without a signal", "share of all", ["frac_reward_zero_std"]),
-        Curves("gradient norm", "before clipping", ["grad_norm"]),
-        Curves("loss", "" if is_grpo else "nats per token", ["loss", "val/nelbo"]),
-        Curves("learning rate", "", ["learning_rate"]),
+    pictures = [
+        ("reward", "mean", ["reward", "val/greedy_reward", "val/sampled_reward"] if is_grpo else []),
+        ("held-out rows", "share that is right", [key for key in keys if of_val.fullmatch(key)]),
+        ("entropy", "nats per token", ["entropy"]),
+        ("groups without a signal", "share of all", ["frac_reward_zero_std"]),
+        ("gradient norm", "before clipping", ["grad_norm"]),
+        ("loss", "" if is_grpo else "nats per token", ["loss", "val/nelbo"]),
+        ("learning rate", "", ["learning_rate"]),
     ]
-    shown = [curves._replace(names=[name for name in curves.names if name in keys]) for curves in found]
-    return [curves for curves in shown if curves.names]
-
-
-def panels(rows: list[dict]) -> list[pages.Panel]:
-    """Take the curves of one run for each of its pictures. Colour 0 is training; each measure of held-out rows has its
-    own, also for the rewards of the same completions."""
     colors: dict[str, int] = {}
     found = []
-    for title, unit, names in pictures(rows):
+    for title, unit, names in pictures:
         lines = []
         for name in names:
-            number = colors.setdefault(name.removesuffix("_reward"), len(colors) + 1) if name.startswith("val/") else 0
             if line := pages.line_of(rows, name):
+                measure = name.removesuffix("_reward")
+                number = colors.setdefault(measure, len(colors) + 1) if name.startswith("val/") else 0
                 lines.append(line._replace(color=number))
         found.append(pages.Panel(title, unit, lines))
-    return found
+    return [panel for panel in found if panel.lines]
 
 
 def report(cfg: Config, done: bool = False) -> None:
@@ -384,7 +369,7 @@ def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> 
         report(run.cfg)
     tqdm.write(f"step {step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
     for sample in samples[: Keys.of(run.cfg).log_samples]:
-        tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in sample.items() if k not in ("columns", "film")))
+        tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in sample.items() if k != "columns"))
 
 
 # What the line of an iteration of grpo says of a metric.

@@ -24,15 +24,12 @@ def begin() -> None:
     reopen()
 
 
-def launch(program: str, help_of: str | None = None) -> None:
+def launch(program: str) -> None:
     """Import the program of this name, such as "tools.complete", run its main(), and end the process.
 
     A library that is also typed as a command (`python sample.py`) calls this first of all. So the program stands above
-    the library and imports it, and the library imports nothing of the program. help_of: a smaller module that has the
-    program's parser(); for --help it is enough."""
+    the library and imports it, and the library imports nothing of the program."""
     begin()
-    if help_of and {"-h", "--help"} & {*sys.argv[1:]}:
-        run(importlib.import_module(help_of).parser().print_help)
     run(importlib.import_module(program).main)
 
 

@@ -27,7 +27,6 @@ from tqdm import tqdm
 import config
 from checkpoints import checkpoint
 from loop import runs
-from tools.compare import DRAWS, interquartile_mean
 
 # ---- the methods -----------------------------------------------------------------------------------------------------
 
@@ -228,6 +227,15 @@ def result(job):
 def draw_again(runs_of, rng):
     """Draw as many seeds of each task and base as there are, with repetition: [(n,) of each] -> such a list."""
     return [scores[rng.integers(len(scores), size=len(scores))] for scores in runs_of]
+
+
+DRAWS = 2000  # of the bootstrap
+
+
+def interquartile_mean(values):
+    """Average over seeds without their lowest and highest quarter: (seeds, ...) -> (...). Of up to three: the mean."""
+    cut = len(values) // 4
+    return np.sort(values, 0)[cut : len(values) - cut].mean(0)
 
 
 def interval(summary, runs_of, draws=DRAWS, seed=0):

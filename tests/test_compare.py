@@ -12,8 +12,6 @@ from test_bench import small_run
 import config
 from checkpoints import checkpoint
 from config.sudoku_d1_grpo import config as grpo_config
-from loop import runs
-from tools import compare as pages
 
 OPTIONS = types.SimpleNamespace(
     tasks="", seeds=1, out="out/x", flags="", toy=False, show=True, picture="", record=False, fresh=False,
@@ -138,12 +136,3 @@ def test_a_result_that_is_kept_counts_as_finished_until_its_command_changes(tmp_
     compare.run_all([job], options(out=elsewhere.out, show=False))
     assert found(elsewhere, " --seed=2")[0] == {}
     assert found(options(out=elsewhere.out, fresh=True))[0] == {}
-
-
-def test_two_recipes_whose_folders_have_one_name_are_two_curves(tmp_path):
-    folders = [str(tmp_path / f"try_{n}") for n in range(4)]
-    for n, folder in enumerate(folders):
-        log = runs.Log(config.Config(out_dir=folder, seed=n % 2, learning_rate=1e-3 * (1 + n // 2)), -1)
-        log.metrics(1, {"loss": 1.0})
-    page = pages.compare(folders)
-    assert "try, 2 seeds" in page and f"try, 2 seeds from {folders[2]} on" in page

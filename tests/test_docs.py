@@ -29,6 +29,8 @@ import sample
 import train
 from checkpoints import checkpoint, families, huggingface
 from system import sections
+from tools import complete
+from tools import options as options_of_sample
 from variants import blocks
 
 TINY = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
@@ -96,6 +98,27 @@ def test_every_file_and_function_that_a_page_names_is_there(path):
         if module in CODE and name not in ("py", "md", "jsonl"):
             is_key = sections.find_key(f"{module}.{name}")
             assert is_key or hasattr(importlib.import_module(CODE[module]), name), f"{module}.{name}"
+
+
+def test_the_flags_with_which_authors_sampled_are_a_plan():
+    table = read("docs/checkpoints.md").split("## How did the authors sample?")[1].split("\n## ")[0]
+    flags = re.findall("`(--.+=.+?)`", table)
+    assert len(flags) == 12
+    for found in map(str.split, flags):
+        options, others = options_of_sample.parser().parse_known_args(["folder", *found])
+        assert not others and sections.changed(sample.Plan(), complete.typed_plan(options))
+
+
+def test_the_lines_of_the_page_draw_two_runs_over_each_other(tmp_path, monkeypatch):
+    plots = pytest.importorskip("matplotlib.pyplot")
+    code = read("docs/watching.md").split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    for n, run in enumerate(("sudoku_grpo", "elbo")):
+        (tmp_path / "out" / run).mkdir(parents=True)
+        rows = [{"step": 0, "val/greedy": 0.5}, {"step": 1, "reward": 0.1 * n}, {"step": 2, "reward": None}]
+        (tmp_path / "out" / run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    exec(code, {})
+    assert [line.get_ydata()[0] for line in plots.gca().lines] == [0, 0.1] and os.path.exists("compare.png")
 
 
 def test_the_iteration_of_the_readme_calls_what_the_program_calls_in_this_order():

@@ -23,7 +23,7 @@ from variants import moe
 
 # Programs, that nothing imports but for a flag: tools/complete.py for --explain and --page. train.py, sample.py and
 # rewards.py launch theirs, which stand above them.
-PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", "tools/film", "tools/page",
+PROGRAMS = {"tools/anatomy", "tools/complete", "tools/doctor", "tools/page",
             "tools/plan", "tools/score"}  # fmt: skip
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them

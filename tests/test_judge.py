@@ -12,7 +12,6 @@ from shared import byte_model
 
 import config
 import model
-import rewards
 from checkpoints import huggingface
 from data import Tokenizer
 from judges import model_judge
@@ -81,17 +80,20 @@ def test_a_judge_is_loaded_from_its_folder_and_says_how_good_it_is(tmp_path, cap
         folder = saved(tmp_path / f"step-{step:06d}", params, CFG)
         (folder / "run.json").write_text(json.dumps(best))
     made = model_judge.load(tmp_path)
-    assert made["judge"](["p"], ["one"]) == model_judge.judge(SCORER, CFG, TOK)(["p"], ["one"])
+    assert made(["p"], ["one"]) == model_judge.judge(SCORER, CFG, TOK)(["p"], ["one"])
     assert "step-000005: val/pair_acc 0.934 on held-out texts" in capsys.readouterr().out
     monkeypatch.setattr(model_judge, "judge", lambda params, cfg, tok: (params["embed"].dtype, cfg.dtype))
-    assert model_judge.load(tmp_path, "bfloat16")["judge"] == ("bfloat16", "bfloat16")  # kept in it, and computes in it
+    assert model_judge.load(tmp_path, "bfloat16") == ("bfloat16", "bfloat16")  # kept in it, and computes in it
 
 
-def test_a_denoiser_is_no_judge_but_measures_coherence(tmp_path):
-    made = model_judge.load(saved(tmp_path, init(jax.random.key(0), CFG), CFG))
-    assert set(made) == {"coherence"}
-    with pytest.raises(ValueError, match="judge_from"):
-        rewards.resolve("judge", **made)
+def test_a_denoiser_is_no_judge_but_measures_coherence_for_runs_that_start_from_it(tmp_path):
+    params = init(jax.random.key(0), CFG)
+    folder = str(saved(tmp_path, params, CFG))
+    with pytest.raises(ValueError, match=f"judge_from='{folder}' is not a judge, as its head has not width 1"):
+        model_judge.load(folder)
+    cfg = dataclasses.replace(config.Config(), init_from=folder, model=CFG)
+    made = model_judge.rewards_of(cfg, TOK, ("coherence",))
+    assert made["coherence"](["p"], ["text"]) == model_judge.coherence(params, CFG, TOK)(["p"], ["text"])
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):

@@ -1,10 +1,7 @@
-"""loop/report.py, tools/compare.py: pages that fetch nothing, show what the logs say, and take texts as text."""
+"""loop/report.py: pages that fetch nothing, show what the logs say, and take texts as text."""
 import json
 import os
 import re
-import shutil
-import sys
-import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
@@ -13,10 +10,8 @@ from browser import needs_browser
 import config
 from checkpoints import checkpoint
 from loop import report, runs
-from tools import compare
 
 HOSTILE = "</script><script>alert(1)</script>\x00\x1b &amp; ]]> ⏎ \ud800 \"'"
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -28,9 +23,8 @@ def cfg(tmp_path):
         log.metrics(step, {"loss": 1 / (step + 1), "grad_norm": float("nan") if step else 0.5})
         log.metrics(step, {"val/nelbo": 2.0, "val/greedy": step / 100, "val/greedy_se": 0.1})
         log.metrics(step, {"time/rollout": 1.0 + step, "time/update": 2.0, "tokens": step * 7, "reward": 0.5})
-        film = [["3", 0, 0.25], ["\n", 1, 1.0], ["12", -1, 0.0], [HOSTILE, 2, 0.5]]
         log.samples(step, [
-            {"prompt": HOSTILE, "greedy": f"after {step}", "film": film, "columns": {"answer": "hidden_answer"},
+            {"prompt": HOSTILE, "greedy": f"after {step}", "columns": {"answer": "hidden_answer"},
              "sampled": ["one", "two"], "rewards": [0.5, None], "advantages": [1.0, 0.0]},
             {"prompt": "b", "greedy": HOSTILE, "sampled": []}])  # fmt: skip
     group = {"prompt": "p", "completions": [HOSTILE, "no"], "rewards": {"good": [1, None]}, "advantages": [0.5, -0.5]}
@@ -111,8 +105,7 @@ def test_a_sudoku_is_shown_as_a_grid_where_a_reward_judges_it(rewards, is_grid, 
     cfg = config.Config(out_dir=f"{tmp_path}/run", rewards=rewards)
     log, rows = runs.Log(cfg, -1), "1 3 4 2\n4 2 3 1\n2 4 1 3\n3 1 2 4" if is_grid else GRID
     log.metrics(0, {"val/greedy": 0.5})
-    film = [[digit, 0, 0.5] for digit in GRID]
-    log.samples(0, [{"prompt": GRID + ":", "greedy": GRID, "sampled": ["13 42", GRID[1:]], "film": film}])
+    log.samples(0, [{"prompt": GRID + ":", "greedy": GRID, "sampled": ["13 42", GRID[1:]]}])
     group = {"prompt": "", "masked": "<|mask|>" + GRID[1:], "completions": [GRID, "1 2"], "rewards": {"good": [1, 0]}}
     log.append("rollouts.jsonl", {"step": 1, "advantages": [1, -1]} | group)
     runs.report(cfg)
@@ -121,8 +114,6 @@ def test_a_sudoku_is_shown_as_a_grid_where_a_reward_judges_it(rewards, is_grid, 
     assert row["prompt"] == (rows if is_grid else GRID + ":")
     assert [parts[0][0] for _, parts in row["cells"][0]] == [rows, "13 42", GRID[1:]]
     assert page["group"]["prompt"] == "_" + rows[1:] and page["group"]["completions"] == [rows, "1 2"]
-    boxes = ElementTree.fromstring(page["evaluations"]["films"][0]["svg"]).iter(f"{SVG}text")
-    assert len({text.get("y") for text in boxes}) == (4 if is_grid else 1)  # in lines of 4 cells
 
 
 @pytest.mark.parametrize("rows, line", [
@@ -157,103 +148,13 @@ def test_what_changed_in_a_text_is_marked(before, text, parts):
     assert report.changed_parts(before, text) == parts
 
 
-def test_a_film_shows_every_token_at_its_step_as_blue_as_the_model_was_sure(cfg):
-    films = [ElementTree.fromstring(film["svg"]) for film in page_of(cfg)["evaluations"]["films"]]
-    assert len(films) == 2  # before and after
-    seconds = [float(a.get("keyTimes").split(";")[1]) * (4 * report.SECONDS + report.PAUSE)
-               for a in films[0].findall(f".//{SVG}animate")]  # fmt: skip
-    np.testing.assert_allclose(seconds, [1, 2, 2, 3], atol=1e-3)  # the line break has a rest, which is empty
-    sure = [r.get("opacity") for r in films[0].findall(f".//{SVG}rect[@class='sure']")]
-    assert sure == ["0.19", "0.75", "0.75", "0.38"]
-    long = ElementTree.fromstring(report.denoising_animation([["x", step, 0.5] for step in range(128)]))
-    whole = f"{report.MAX_SECONDS + report.PAUSE}s"  # nobody waits for minutes
-    assert {a.get("dur") for a in long.iter(f"{SVG}animate")} == {whole}
-    assert "12" in [t.text for t in films[0].findall(f"{SVG}text")]  # what was given is there from the start
-
-
-@pytest.fixture
-def seeds(tmp_path):
-    """Four seeds of one recipe, and a run with another rate."""
-    folders = []
-    for n, rate in enumerate([1e-3] * 4 + [1e-4]):
-        cfg = config.Config(out_dir=f"{tmp_path}/{'run' if n < 4 else 'slow'}_{n}", seed=n, learning_rate=rate)
-        log = runs.Log(cfg, -1)
-        for step in (0, 10, 20)[: 3 if n else 2]:  # one of them is not as far yet
-            log.metrics(step, {"reward": float(n * n + step), "val/greedy": 0.5, "val/greedy_se": 0.1})
-        folder = f"{cfg.out_dir}/step-000020"
-        os.makedirs(folder)
-        runs.disk.write_json(f"{folder}/run.json", {"config": config.flatten(cfg)})
-        for name in ("config.json", "state.safetensors", "model.safetensors"):
-            open(f"{folder}/{name}", "w").close()
-        folders.append(cfg.out_dir)
-    return folders
-
-
-def test_seeds_of_a_recipe_are_one_curve_with_a_band_and_others_are_apart(seeds, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["tools/compare.py", *seeds, f"--out={tmp_path}/all.html"])
-    compare.main()
-    assert capsys.readouterr().out == f"{tmp_path}/all.html shows 5 runs\n"
-    panels = {panel["title"]: panel["lines"] for panel in content(f"{tmp_path}/all.html")["panels"]}
-    both, slow = panels["reward"]
-    assert (both["name"], slow["name"]) == ("run, 4 seeds", "slow_4") and both["steps"] == [0, 10]
-    assert both["y"] == [2.5, 12.5]  # of 0, 1, 4, 9 the lowest and the highest are left out
-    assert 0 <= both["low"][0] < 2.5 < both["high"][0] <= 9 and slow["steps"] == [0, 10, 20] and not slow["low"]
-    assert panels["held-out rows"][1]["low"] == pytest.approx([0.4] * 3)
-
-
-def test_runs_of_one_name_in_two_folders_are_two_curves_and_one_that_recorded_older_keys_is_of_their_recipe(seeds):
-    """A run recorded keys that are gone, and those of variants that it did not use."""
-    run = json.load(open(f"{seeds[0]}/step-000020/run.json"))
-    run["config"] = dict(reversed(run["config"].items())) | {"clip_cap": None, "lora.rank": None, "paired": False}
-    runs.disk.write_json(f"{seeds[0]}/step-000020/run.json", run)
-    other = os.path.dirname(seeds[0]) + "/other"
-    shutil.copytree(seeds[-1], f"{other}/run_0")
-    apart = [f"run_0 in {os.path.dirname(seeds[0])}", f"run_0 in {other}"]
-    for given, wanted in [(seeds[:2], ["run, 2 seeds"]), ([seeds[0], f"{other}/run_0"], apart)]:
-        page = json.loads(re.search(r'application/json">(.*?)</script>', compare.compare(given), re.S)[1])
-        assert [line["name"] for line in page["panels"][0]["lines"]] == wanted
-
-
-def test_a_run_has_the_same_colour_in_every_chart(seeds):
-    """Also where another run lacks the metric."""
-    runs.Log(config.Config(out_dir=seeds[-1], seed=4, learning_rate=1e-4), 20).metrics(20, {"entropy": 1.0})
-    text = compare.compare(seeds)
-    panels = json.loads(re.search(r'application/json">(.*?)</script>', text, re.S)[1])["panels"]
-    assert [line["name"] for line in panels[-1]["lines"]] == ["slow_4"] and panels[-1]["title"] == "entropy"
-    colors = {(line["name"], line["color"]) for panel in panels for line in panel["lines"]}
-    assert colors == {("run, 4 seeds", 0), ("slow_4", 1)}
-
-
-@pytest.mark.parametrize("lacks, sentence", [
-    ("the folder of --out", "error: TMP/no/x.html cannot be read or written: no such file or directory"),
-    ("run.json", "error: TMP/run_0/run.json is missing or has no config"),
-    ("a run", "error: 'TMP' holds no run: there are no metrics in"),
-])  # fmt: skip
-def test_what_cannot_be_compared_or_written_is_one_sentence(lacks, sentence, seeds, tmp_path, monkeypatch):
-    given, out = tmp_path if lacks == "a run" else seeds[0], f"{tmp_path}/{'x' if lacks == 'run.json' else 'no/x'}.html"
-    if lacks == "run.json":
-        os.remove(f"{seeds[0]}/run.json")
-    monkeypatch.setattr(sys, "argv", ["tools/compare.py", str(given), f"--out={out}"])
-    with pytest.raises(SystemExit) as e:
-        compare.main()
-    assert e.value.code.startswith(sentence.replace("TMP", str(tmp_path)))
-
-
-def test_the_interval_is_that_of_the_bootstrap():
-    rng = np.random.default_rng(1)
-    logs = [[{"step": 0, "time": 0, "x": x}] for x in rng.normal(size=40)]
-    line = compare.band("all", logs, "x")
-    assert 0.25 < line.high[0] - line.low[0] < 1.2  # 4 standard errors of a mean of 40, a little more for this mean
-    assert compare.interquartile_mean(np.array([5.0, 1.0, 3.0])) == 3
-
-
 @needs_browser
 @pytest.mark.parametrize("width, dark", [(1280, False), (400, True)])
 def test_the_page_fits_wide_and_narrow_light_and_dark_and_runs_nothing_of_a_text(width, dark, cfg, browser):
     browser.open(f"{cfg.out_dir}/report.html", width=width, dark=dark)
     browser.looks(width, dark)
     assert browser.run("document.querySelectorAll('#curves figure').length") == 4 and len(browser.requests) == 1
-    assert browser.run("document.scripts.length") == 2 and browser.run("document.querySelectorAll('.film').length") == 2
+    assert browser.run("document.scripts.length") == 2
     shown = browser.run("document.querySelector('#group td').textContent")
     assert "</script><script>alert(1)</script>" in shown
     assert browser.run("document.querySelectorAll('#evaluations mark').length") >= 5
@@ -287,16 +188,3 @@ def test_a_page_that_goes_on_is_loaded_again_and_stays_as_it_was(cfg, browser):
     runs.ending(cfg, None)
     browser.open(f"{cfg.out_dir}/report.html")
     assert browser.run("find('renews').hidden")
-
-
-@needs_browser
-def test_a_page_of_several_runs_names_them_at_their_curves(seeds, tmp_path, browser):
-    with open(f"{tmp_path}/all.html", "w") as f:
-        f.write(compare.compare(seeds))
-    browser.open(f"{tmp_path}/all.html", width=400)
-    texts = browser.run("[...document.querySelectorAll('figure svg')].map(svg => svg.textContent)")
-    strokes = "[...document.querySelectorAll('.curve')].map(curve => curve.getAttribute('stroke'))"
-    assert browser.run(strokes) == ["var(--c0)", "var(--c1)"] * len(texts)
-    assert all("run, 4 seeds" in text and "slow_4" in text for text in texts) and not browser.errors
-    assert browser.run("['stages', 'group', 'films', 'evaluations', 'keys'].every(id => find(id).hidden)")
-    assert browser.run("document.documentElement.scrollWidth") <= 400

@@ -172,14 +172,12 @@ FILES = {"file.py": "import json\nnumber = 5\ndef good(prompts, completions): re
     ("{}/broken.py:f", "cannot be imported: SyntaxError"), ("{}/text.txt:f", "there is no Python file"),
     ("{}/exits.py:mine", "cannot be imported: SystemExit: 0"),
     ("{}/plain.py:mine", r"it is mine\(answers\) \(line 2\); expected mine\(prompts, .* or mine\(completion\), one"),
-    ("judge", "'judge' is made from a model: set judge_from"), ("coherence", "'coherence' is made from a model")])
+    ("judge", "'judge' is made from a judge: set judge_from"), ("coherence", "made from the model in init_from")])
 def test_resolve_says_what_is_wrong_with_a_name(names, message, tmp_path):
     for name, source in FILES.items():
         (tmp_path / name).write_text(source)
     with pytest.raises(ValueError, match=message):
         resolve(names.format(tmp_path))
-    with pytest.raises(ValueError, match="'judge': what judge_from names makes coherence instead"):
-        resolve("judge", coherence=of_rows(1))
 
 
 @pytest.mark.parametrize("source", [

@@ -513,7 +513,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     reward = [row["reward"] for row in lines(cfg.out_dir) if "reward" in row]
     assert np.mean(reward[-20:]) > np.mean(reward[:5]) + 0.15, reward  # 0.2 and more with each of four seeds
     first = lines(cfg.out_dir, "samples.jsonl")[0]
-    assert {*first} == {"prompt", "greedy", "sampled", "rewards", "advantages", "step", "columns", "film"}
+    assert {*first} == {"prompt", "greedy", "sampled", "rewards", "advantages", "step", "columns"}
     assert len(first["sampled"]) == 4 and sum(first["advantages"]) == pytest.approx(0, abs=1e-3)
 
 

@@ -861,6 +861,7 @@ def test_text_ends_at_the_end_of_text(monkeypatch):
     (["--promt=a"], "unknown flag 'promt', did you mean 'prompt'?"), (["--difusion_steps=4"], "did you mean"),
     (["--start="], "python sample.py OUT_DIR --prompt=TEXT"), (["--num_samples=5"], "python sample.py OUT_DIR --n=5"),
     (["--zzz=1"], "; see --help\n"), (["--n=1", "--n=2"], "--n is given twice"),
+    (["--as_published"], "docs/checkpoints.md has the flags"), (["--entropy.budgt=1"], "there are entropy.budget"),
     (["--config", "x.py"], "the config file needs no key"), (["--version"], "there are no releases"),
     (["--data=~/nowhere.jsonl", "--out=x"], os.path.expanduser("~/nowhere.jsonl")),
 ])

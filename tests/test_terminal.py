@@ -35,7 +35,7 @@ WRONG = [  # a command line, and what must be in the one sentence that answers i
     ("config/sudoku_grpo.py --minibatch_size=36", "minibatch_size=36 must divide keep_completions=96: "
                                                   "--minibatch_size=12 does"),
     ("config/sudoku_grpo.py --batch_size=2 --gradient_accumulation_steps=16", "--gradient_accumulation_steps=8 does"),
-    ("config/sudoku_grpo.py --judge_from=out/j", "is for the reward judge or coherence, but rewards are sudoku_all"),
+    ("config/sudoku_grpo.py --judge_from=out/j", "is for the reward judge, but rewards are sudoku_all"),
     ("config/sudoku.py --resume=True --out_dir=TMP/typo", "there is no run in 'TMP/typo'"),
     ("config/sudoku.py --out_dir=TMP/FILE/x", "Not a directory"),
     ("config/sudoku_grpo.py --rewards=regex(pattern=()",
@@ -136,7 +136,7 @@ def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch, capsys)
 
 
 def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypatch):
-    for program in ("system/terminal.py", "train.py", "sample.py", "rewards.py", "tools/compare.py"):
+    for program in ("system/terminal.py", "train.py", "sample.py", "rewards.py"):
         first = ast.parse(open(program).read(), feature_version=(3, 8)).body[1:3]
         begins = [call for call in ("terminal.begin()", "terminal.launch") for n in first if call in ast.unparse(n)]
         assert program == "system/terminal.py" or begins
@@ -318,7 +318,7 @@ def test_what_a_terminal_cannot_show_is_escaped(encoding, shown, tmp_path, monke
 
 @pytest.mark.parametrize("flag, said", [
     ("--plan=9", "error: --plan=9: expected "), ("--plan", "error: --plan=: expected "),
-    ("--anatomy=.", "error: --anatomy=. is there already"), ("--anatomy", "error: --anatomy="),
+    ("--anatomy=.", "error: --anatomy=. must name a new file"), ("--anatomy", "error: --anatomy="),
 ])  # fmt: skip
 def test_a_program_that_a_flag_of_train_launches_says_what_is_wrong_in_one_sentence(flag, said, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "config/sudoku.py", flag])
@@ -334,10 +334,3 @@ def test_a_program_that_a_flag_of_train_launches_says_what_is_wrong_in_one_sente
 def test_a_config_file_or_a_tool_that_is_run_as_a_program_says_what_to_type(file, folder, said):
     done = subprocess.run([sys.executable, file], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 1 and not done.stdout and re.fullmatch(re.escape(said) + ".*\n", done.stderr)
-
-
-def test_the_help_of_sample_is_there_without_jax():
-    code = "import sys, runpy; sys.modules['jax'] = None; sys.argv[1:] = ['--help']; "
-    code += "runpy.run_path('sample.py', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0 and "--top_k" in done.stdout and "--diffusion_steps" in done.stdout and not done.stderr

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import sys
-import typing
 from typing import Any, NamedTuple
 
 import jax
@@ -201,7 +200,7 @@ def write_completions(rows, texts, out):
 WITHOUT = {  # flags, and those that mean nothing beside them
     "prompt": "data",
     "show": "data out export page explain",
-    "explain": "prompt data out export page quantized.bits as_published",
+    "explain": "prompt data out export page quantized.bits",
     "export": "prompt data out page quantized.bits",
     "page": "prompt out quantized.bits texts.chat_template texts.system_prompt texts.instruction",
 }
@@ -222,14 +221,8 @@ def check_options(options):
 
 def typed_plan(options):
     """Parse the flags that are fields of Plan, or keys of a variant that adds to it -> {name: value}."""
-    plan = {}
-    for field in PLAN:
-        typed = getattr(options, field.name)
-        if typed is not None:
-            own = typing.get_type_hints(Plan)
-            kind = own[field.name] if field.name in own else sections.find_key(field.name).type
-            plan[field.name] = config.parse(field.name, typed, kind)
-    return plan
+    typed = {name: value for name, value in vars(options).items() if name in PLAN and value is not None}
+    return {name: config.parse(name, value, PLAN[name].kind) for name, value in typed.items()}
 
 
 def write_page(options, given, rows, loaded):
@@ -284,10 +277,6 @@ def run(options: argparse.Namespace) -> int:
         export(options.export, as_numbers(loaded))
         return 0
     checkpoint.refuse_judge(loaded.folder, loaded.params)
-    if options.as_published:
-        from tools import published
-
-        given = published.fill_in(options, given, loaded.folder)
     options.max_new_tokens = options.max_new_tokens or loaded.trained.get("max_new_tokens", 128)
     if options.page:
         write_page(options, given, rows, loaded)
@@ -302,7 +291,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         options, others = parser().parse_known_args(terminal.once(words))
         if others:
-            message = unknown.key(others[0].lstrip("-").partition("=")[0], vars(options) | TRAINED)
+            known = vars(options) | TRAINED
+            dotted = [name for name in known if "." in name]
+            message = unknown.key(others[0].lstrip("-").partition("=")[0], known, dotted)
             raise ValueError(message.replace("config key", "flag").replace("--help=all", "--help"))
         return run(options)
     except BrokenPipeError:

@@ -1,52 +1,45 @@
 """
-The options of `python sample.py`, read from the source of sample.py, so that --help need not import JAX.
+The options of `python sample.py`: the settings of a Plan, and what is only typed.
 """
 
 import argparse
-import ast
-import glob
+import dataclasses
 import os
-import re
-from typing import NamedTuple
+import typing
+from typing import Any, NamedTuple
+
+import sample
+from loop import help
+from sample import Plan
+from system import sections, settings
 
 
-class Field(NamedTuple):
-    """A field of sample.Plan."""
+class Setting(NamedTuple):
+    """A field of sample.Plan, or the key of a variant that sampling reads."""
 
-    name: str
-    default: object
-    meaning: str  # the comment beside it
-
-
-def read_plan(text):
-    """List the fields of Plan in the source of sample.py, but `use`."""
-    (plan,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Plan")
-    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", ast.get_source_segment(text, plan) or "", re.M))
-    fields = [node for node in plan.body if isinstance(node, ast.AnnAssign) and node.target.id not in ("use", "kind")]
-    return [Field(f.target.id, ast.literal_eval(f.value), comments.get(f.target.id, "")) for f in fields]
+    kind: Any  # its annotation
+    default: Any
+    meaning: str
 
 
-def read_variants():
-    """List the keys of the files of variants/ that add to the tables of sample.py, in their source."""
-    found = []
-    for path in sorted(glob.glob(os.path.join(ROOT, "variants", "*.py"))):
-        with open(path) as file:
-            text = file.read()
-        if re.search(r"^(settings\.add\()?sample\.[A-Z]+[\[,]", text, re.M):
-            kinds = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == "Keys"]
-            calls = [(f.target.id, f.value.args) for kind in kinds for f in kind.body if isinstance(f, ast.AnnAssign)]
-            file = os.path.basename(path)[:-3]
-            found += [Field(f"{file}.{name}", *map(ast.literal_eval, args[:2])) for name, args in calls]
+def settings_of_plan() -> dict[str, Setting]:
+    """List the settings of a Plan by name, after importing all files of variants/."""
+    kinds, meanings = typing.get_type_hints(Plan), help.comments(Plan)
+    fields = [field for field in dataclasses.fields(Plan) if field.name != "use"]
+    found = {f.name: Setting(kinds[f.name], f.default, meanings.get(f.name, "")) for f in fields}
+    keys = sections.all_keys()
+    rules = {settings.written_in(rule) for rule in sample.RULES.values()}
+    for name, key in keys.items():
+        if key.field and (sections.file_of(name) in rules or key.section().in_sampling):
+            field = sections.fields_of(key.section)[key.field]
+            found[name] = Setting(key.type, field.default, help.meaning(field))
     return found
 
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-with open(os.path.join(ROOT, "sample.py")) as file:
-    TEXT = file.read()
-SOURCE, PLAN = ast.parse(TEXT), read_plan(TEXT) + read_variants()
+PLAN = settings_of_plan()
 # TRAINED {config key: field of Plan}: settings taken from the config of the run. Those of its rollouts are not.
 OF_ROLLOUTS = "temperature", "early_end", "top_k", "top_p", "repetition_penalty.penalty"
-TRAINED = {"diffusion_steps": "steps"} | {f.name: f.name for f in PLAN if f.name not in OF_ROLLOUTS}
+TRAINED = {"diffusion_steps": "steps"} | {name: name for name in PLAN if name not in OF_ROLLOUTS}
 HOLES = {  # the parts of a text that are read as masks, as regular expressions
     "mask": r"<\|mask\|>",
     "auto": r"<\|mask\|>|(?<![^\W\d])(?<!\\)_+(?![^\W\d])",  # [^\W\d]: a letter or a _
@@ -76,9 +69,9 @@ def seed(text):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Build the parser; every field of Plan is a flag, explained by its comment in sample.py."""
+    """Build the parser; every setting of a Plan is a flag."""
     p = argparse.ArgumentParser(
-        description=ast.get_docstring(SOURCE),
+        description=sample.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         usage="python sample.py OUT_DIR [--prompt=TEXT | --data=FILE.jsonl] [--flag=value ...]   (--help lists them)",
@@ -106,16 +99,14 @@ def parser() -> argparse.ArgumentParser:
     add("--dtype", choices=("float32", "bfloat16"), help="what weights are kept and multiplied in; default: as stored")
     add("--quantized.bits", type=int, choices=(8, 4), help=bits)
     add("--page", type=path, metavar="FILE", help="only write one HTML file in which the model runs in a browser")
-    add("--as_published", action="store_true", help="sample as the authors of the model did for their numbers, where "
-        "other flags do not say otherwise: see docs/checkpoints.md")  # fmt: skip
     add("--texts.chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
     add("--texts.system_prompt", help="how the template begins; default: as in training, or the template's own")
     add("--texts.instruction", help="text before a prompt, or around {prompt}; default: as in training, or none")
     add("--seed", type=seed, default=0)
     add("--max_new_tokens", type=count, help="masks after a prompt without holes; default: as in training, or 128")
     add("--batch_size", type=count, default=32)
-    for field in PLAN:
-        names = [field.name, *(name for name, ours in TRAINED.items() if ours == field.name)]
-        flags = [f"--{name}" for name in dict.fromkeys(names)]
-        add(*flags, metavar="X", help=f"{field.meaning} ({field.default})".replace("%", "%%"))
+    for name, setting in PLAN.items():
+        names = [name, *(theirs for theirs, ours in TRAINED.items() if ours == name)]
+        flags = [f"--{one}" for one in dict.fromkeys(names)]
+        add(*flags, metavar="X", help=f"{setting.meaning} ({setting.default})".replace("%", "%%"))
     return p
