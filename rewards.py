@@ -365,15 +365,6 @@ def weights_of(cfg: Any, fns: Any) -> tuple[float, ...]:
     return cfg.reward_weights or (1.0,) * len(fns)
 
 
-def already_scored(scores):
-    """Make a reward that returns these scores."""
-
-    def reward(completions):
-        return scores
-
-    return reward
-
-
 def score(
     fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids: list, n_each: int, fast: Any = None
 ) -> Scored:
@@ -381,10 +372,7 @@ def score(
 
     ids: the token ids of each completion, those of a row one after the other.
     fast (B,): the tokens per pass of each completion; None: not known, and an error if a reward asks for them.
-    Each process scores its share of the rows. Rewards from models run on all of them, as the model is sharded.
     """
-    from system import hosts  # whoever only calls rewards needs no jax
-
     weights = weights_of(cfg, fns) + (0.0,) * len(eval_only)
     repeated = [row for row in rows for _ in range(n_each)]
     columns = as_columns(repeated) | {
@@ -395,19 +383,7 @@ def score(
     if fast is not None:
         columns["tokens_per_pass"] = fast.tolist()
     prompts, completions = [row["prompt"] for row in repeated], [tok.decode(row) for row in ids]
-    mine = hosts.my_rows(len(rows))
-    mine, all_fns = slice(mine.start * n_each, mine.stop * n_each), fns | eval_only
-    for name in all_fns.keys() & {"judge", "coherence"}:
-        all_fns[name] = already_scored(call_reward(name, all_fns[name], prompts, completions, columns)[mine])
-    columns = {name: column[mine] for name, column in columns.items()}
-    found = hosts.all_gather_objects(
-        lambda: combine(all_fns, weights, prompts[mine], completions[mine], columns, changed(cfg))
-    )
-    parts = {}
-    for name in dict.fromkeys(name for _, some in found for name in some):
-        # A reward may have logged a note in some processes only.
-        pieces = [some.get(name, np.zeros(len(total))) for total, some in found]
-        parts[name] = np.concatenate(pieces)
+    _, parts = combine(fns | eval_only, weights, prompts, completions, columns, changed(cfg))
     table = [np.where(weight, parts[name], np.nan) for name, weight in zip(fns, weights, strict=False)]
     return Scored(rows, completions, np.reshape(table, (len(fns), len(rows), n_each)), parts)
 

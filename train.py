@@ -42,7 +42,7 @@ from data.texts import (
 from loop import evaluation, rollout_log, runs, setup
 from loop.start import announce
 from rl import State, Task
-from system import hosts, sharding
+from system import sharding
 
 # ---- GRPO ------------------------------------------------------------------------------------------------------------
 
@@ -217,11 +217,10 @@ def loop(run, state, best, done):
             intervals = cfg.log_interval, cfg.eval_interval, cfg.save_interval
             log, evaluates, saves = (state.step % n == 0 for n in intervals)
             done, logged = state.step >= cfg.max_iters, log or not updates
-            leaving = hosts.all_max(asked.signal or 0)  # if any process was
+            leaving = asked.signal
             if cfg.objective == "grpo" or done or leaving or logged or evaluates or saves:
                 last, unread = setup.read_metrics(unread, last, cfg), None
-                if run.log:
-                    runs.write(run, state, last, time.perf_counter() - clock, logged)
+                runs.write(run, state, last, time.perf_counter() - clock, logged)
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)  # nothing compiles any more
             bar.update(1)
@@ -255,17 +254,17 @@ def train(cfg, rows=None, rewards=None):
             evaluate_and_log(run, state, best)
             return state, cfg.out_dir
         state, best = loop(run, state, best, done)
-        said = runs.ending(run.cfg, best) if run.log else ""
+        said = runs.ending(run.cfg, best)
     print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
     return state, cfg.out_dir
 
 
 def main():
-    with terminal.errors_explained(hosts.wait_for_watch):
+    with terminal.errors_explained():
         cfg = config.load(sys.argv[1:])
-        runs.prepare_process(cfg)
+        runs.prepare_process()
         train(cfg)
 
 
 if __name__ == "__main__":
-    terminal.run(main, runs.leave)
+    terminal.run(main)

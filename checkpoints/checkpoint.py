@@ -22,7 +22,7 @@ import config
 import model
 from checkpoints import huggingface
 from data.bpe import Tokenizer
-from system import disk, hosts, sections
+from system import disk, sections
 from system.files import regular_file
 
 
@@ -97,21 +97,6 @@ def best(path: str) -> Found:
     return Found(folder, f"the best by {known['measure']}" + (", and the newest" if folder == newest else ""))
 
 
-def retry_if_deleted(choose: Callable[[], Any], read: Callable[..., Any]) -> Any:
-    """Return read(*choose()), where choose() returns a folder and perhaps more arguments.
-
-    If a run deleted the folder in between, choose and read again; other errors are raised."""
-    while True:
-        folder, *rest = choose()
-        try:
-            found = read(folder, *rest)
-            if not folder or os.path.isdir(folder):
-                return found
-        except (OSError, ValueError):
-            if not folder or os.path.isdir(folder):
-                raise
-
-
 def load(
     path: str, dtype: str | None = "float32", open_as: str | None = None, pack: Callable | None = None
 ) -> tuple[Any, model.ModelConfig]:
@@ -180,13 +165,10 @@ def save_run(
     wait_for_writer()
     if os.path.isdir(checkpoint_folder(cfg.out_dir, state.step)):
         return
-    n, me = hosts.processes()
-    if in_background and n == 1:  # updates overwrite the arrays of the state
+    if in_background:  # updates overwrite the arrays of the state
         state = jax.tree.map(np.array, state)
     files = checkpoint_files(cfg, state, best, finished)
-    if me:  # the first process writes the files that are the same on all
-        files = {name: content for name, content in files.items() if "-of-" in name}
-    work = functools.partial(finish if n > 1 else finish_or_retry, cfg, int(state.step), tok, best, files)
+    work = functools.partial(finish, cfg, int(state.step), tok, best, files)
     if not in_background:
         return work()
     IN_FLIGHT.append(Future())
@@ -196,25 +178,21 @@ def save_run(
 def update_run(cfg: Any, step: int, **changes: Any) -> None:
     """Change entries of the run.json of a checkpoint that is there."""
     folder = checkpoint_folder(cfg.out_dir, step)
-    if not hosts.processes().rank:
-        found = read_run(folder) | changes
-        with disk.replacing(os.path.join(folder, "run.json")) as f:
-            json.dump(found, f, indent=2)
+    found = read_run(folder) | changes
+    with disk.replacing(os.path.join(folder, "run.json")) as f:
+        json.dump(found, f, indent=2)
 
 
 def checkpoint_files(cfg, state, best, finished):
-    """Make the files of a checkpoint, as `write_files` takes them. Each process writes its parts of the state."""
+    """Make the files of a checkpoint, as `write_files` takes them."""
     if config.has_frozen_base(cfg):
         from checkpoints import adapters
 
         files = adapters.adapter_files(state.weights, cfg.model, cfg.init_from, sections.find(cfg, "lora").alpha)
     else:
         files = huggingface.model_files(state.weights, cfg.model)
-    n, me = hosts.processes()
-    files["state.safetensors" if n == 1 else f"state-{me + 1:05d}-of-{n:05d}.safetensors"] = [
-        disk.Stored(path + (f"@{where}" if where else ""), part, functools.partial(np.asarray, part))
-        for path, x in leaves(state._replace(step=())).items()
-        for where, part in hosts.local_shards(x).items()
+    files["state.safetensors"] = [
+        disk.Stored(path, x, functools.partial(np.asarray, x)) for path, x in leaves(state._replace(step=())).items()
     ]
     files["run.json"] = {"step": int(state.step), "finished": finished, "best": best, "config": config.flatten(cfg)}
     return files
@@ -239,30 +217,15 @@ def wait_for_writer() -> None:
         IN_FLIGHT.pop().result()
 
 
-def finish_or_retry(cfg, step, *rest):
-    """Write a checkpoint, and once more if out_dir was deleted meanwhile."""
-    try:
-        finish(cfg, step, *rest)
-    except FileNotFoundError:
-        if not os.path.isdir(checkpoint_folder(cfg.out_dir, step)):
-            finish(cfg, step, *rest)
-
-
 def finish(cfg, step, tok, best, files):
-    """Write the files of a checkpoint, each process its own, into a temporary folder; when all are there, the first
-    process renames it. files: {name: content}; best: the best evaluation so far, whose checkpoint is never deleted."""
+    """Write the files of a checkpoint into a temporary folder, and rename it when all are there. files: {name:
+    content}; best: the best evaluation so far, whose checkpoint is never deleted."""
     temporary, final = os.path.join(cfg.out_dir, WRITING), checkpoint_folder(cfg.out_dir, step)
-    is_first = hosts.processes()[1] == 0
-    if is_first:
-        disk.delete_folder(temporary)  # of a run that was killed: none of its files may be in this checkpoint
-    hosts.barrier(f"{final} can be written")
+    disk.delete_folder(temporary)  # of a run that was killed: none of its files may be in this checkpoint
     disk.write_files(temporary, files)
-    hosts.barrier(f"{final} is written")
-    if is_first:
-        with disk.naming(temporary):
-            tok.save(temporary)
-        publish(cfg, temporary, final, best, files)
-    hosts.barrier(f"{final} is there")
+    with disk.naming(temporary):
+        tok.save(temporary)
+    publish(cfg, temporary, final, best, files)
 
 
 def publish(cfg, temporary, final, best, files):

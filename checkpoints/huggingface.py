@@ -21,7 +21,7 @@ import numpy as np
 import model
 from checkpoints.family import BLOCK_LENGTHS, FAMILIES, NEEDED, OURS, can_hold
 from data.bpe import Tokenizer
-from system import disk, hosts, sections, sharding
+from system import disk, sections, sharding
 from system.files import read_json
 
 # Keys of config.json that no folder of this family has: another program wrote it, or it is another network.
@@ -169,7 +169,7 @@ def to_store(params, name, parts):
     whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def fetch():
-        values = [hosts.gather(x[place.at] if place.at else x) for place, x in zip(parts, leaves, strict=True)]
+        values = [np.asarray(x[place.at] if place.at else x) for place, x in zip(parts, leaves, strict=True)]
         values = [x.T if is_transposed(parts[0].path, x.ndim) else x for x in values]
         return np.concatenate(values) if len(values) > 1 else values[0]
 

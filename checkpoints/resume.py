@@ -1,25 +1,23 @@
 """
-Read the state of a checkpoint, to resume its run. Each process and each device reads only its part.
+Read the state of a checkpoint, to resume its run. Each device reads only its part.
 """
 
-import functools
 import glob
-import math
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from checkpoints import checkpoint
 from system import disk, placement, sharding
 
 
-class Piece(NamedTuple):
-    """A part of a leaf in an open file."""
+class Leaf(NamedTuple):
+    """A leaf of a state in an open file."""
 
-    where: tuple[slice, ...]  # in the leaf
-    values: Any  # a slice of the file, read by indexing
+    shape: tuple[int, ...]
+    read: Callable  # slices of its sides -> that part of it
 
 
 def restore(folder: str, state: Any) -> tuple[Any, dict[str, Any]]:
@@ -30,39 +28,30 @@ def restore(folder: str, state: Any) -> tuple[Any, dict[str, Any]]:
             f"{folder} has no run.json of this program: it is a model, not a run that can be resumed; "
             "start from it with --init_from and another out_dir"
         )
-    saved = read_pieces(folder)
+    saved = open_state(folder)
     state = state._replace(step=())
-    check_pieces(folder, saved, {path: x.shape for path, x in checkpoint.leaves(state).items()})
+    check_shapes(folder, saved, checkpoint.leaves(state))
 
     def leaf(path, x):
-        fetch = functools.partial(assemble, saved[jax.tree_util.keystr(path)], x.shape)
-        return sharding.make_array(placement.leaf_name(path), x.shape, fetch)
+        return sharding.make_array(placement.leaf_name(path), x.shape, saved[jax.tree_util.keystr(path)].read)
 
     return jax.tree_util.tree_map_with_path(leaf, state)._replace(step=run["step"]), run
 
 
-def read_pieces(folder: str) -> dict[str, list[Piece]]:
-    """Open all state files of a checkpoint -> {path of a leaf: its pieces}."""
-    found: dict[str, list[Piece]] = {}
-    files = sorted(glob.glob(os.path.join(glob.escape(folder), "state*.safetensors")))
-    for file in files or [os.path.join(folder, "state.safetensors")]:
-        for name, handle in disk.open_tensors(file).items():
-            path, _, ends = name.partition("@")
-            values = handle.get_slice(name)
-            if ends:
-                where = tuple(slice(*map(int, pair.split(":"))) for pair in ends.split(","))
-            else:
-                where = tuple(slice(0, n) for n in values.get_shape())
-            found.setdefault(path, []).append(Piece(where, values))
-    return found
+def open_state(folder: str) -> dict[str, Leaf]:
+    """Open the state of a checkpoint -> {path: leaf}."""
+    if glob.glob(os.path.join(glob.escape(folder), "state-*.safetensors")):
+        raise ValueError(f"{folder} was written by several processes, and a run is one process now: docs/tried.md has "
+                         "the commit that can continue it; its model opens as init_from")  # fmt: skip
+    files = disk.open_tensors(os.path.join(folder, "state.safetensors"))
+    slices = {path: file.get_slice(path) for path, file in files.items()}
+    return {path: Leaf(tuple(values.get_shape()), values.__getitem__) for path, values in slices.items()}
 
 
-def check_pieces(folder, saved, shapes):
-    """Raise ValueError unless the pieces make up leaves of these shapes."""
-    sizes = {
-        path: tuple(max(s.stop for s in axis) for axis in zip(*(piece.where for piece in pieces), strict=True))
-        for path, pieces in saved.items()
-    }
+def check_shapes(folder, saved, leaves):
+    """Raise ValueError unless a state file has these leaves, {path: array}, in their shapes."""
+    sizes = {path: leaf.shape for path, leaf in saved.items()}
+    shapes = {path: x.shape for path, x in leaves.items()}
     different = sorted(path for path in sizes.keys() | shapes.keys() if sizes.get(path) != shapes.get(path))
     if different:
         raise ValueError(
@@ -70,31 +59,3 @@ def check_pieces(folder, saved, shapes):
             f"{len(different) - 1} more differ; resume with the config of that run, or start elsewhere "
             "with --out_dir"
         )
-    for path, shape in shapes.items():
-        if sum(math.prod(s.stop - s.start for s in piece.where) for piece in saved[path]) != math.prod(shape):
-            raise ValueError(
-                f"{folder} lacks a part of {path}, one of its state-... files: delete it to resume from the "
-                "checkpoint before it"
-            )
-
-
-def assemble(pieces: list[Piece], shape: tuple[int, ...], index: Any) -> np.ndarray:
-    """Read leaf[index] of a leaf with this shape from its pieces."""
-    wanted = [slice(*s.indices(n)) for s, n in zip(index, shape, strict=True)]
-    out: Any = None
-    for piece in pieces:
-        both = [slice(max(p.start, w.start), min(p.stop, w.stop)) for p, w in zip(piece.where, wanted, strict=True)]
-        if any(s.start >= s.stop for s in both):
-            continue
-        x = np.asarray(piece.values[relative(both, piece.where)])
-        if both == wanted:
-            return x
-        if out is None:
-            out = np.empty([w.stop - w.start for w in wanted], x.dtype)
-        out[relative(both, wanted)] = x
-    return out
-
-
-def relative(inner, outer):
-    """Shift the slices `inner` so that they count from the starts of the slices `outer`, which contain them."""
-    return tuple(slice(s.start - o.start, s.stop - o.start) for s, o in zip(inner, outer, strict=True))

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import data
 from data.bpe import Tokenizer
-from system import hosts, sections
+from system import sections
 
 RENAMED = "prompt", "completion", "answer", "tests", "language", "difficulty"
 
@@ -191,6 +191,6 @@ def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: data.Batch) -> Callable[..
 
 def completion_ids(tokens: jax.Array, tok: Tokenizer, cfg: Any) -> list[list[int]]:
     """Fetch the ids of the completions in tokens (B, T), up to the first end of text and without it."""
-    completions = hosts.gather(tokens)[:, cfg.max_prompt_len :].tolist()
+    completions = np.asarray(tokens)[:, cfg.max_prompt_len :].tolist()
     ends = {tok.eos_id, *cfg.model.ends}
     return [list(itertools.takewhile(lambda i: i not in ends, row)) for row in completions]

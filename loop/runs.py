@@ -8,7 +8,6 @@ import ctypes
 import dataclasses
 import errno
 import fcntl
-import importlib.util
 import itertools
 import json
 import os
@@ -31,7 +30,9 @@ from config import Config
 from data import cache_folder, plain
 from loop import collapse
 from loop import report as pages
-from system import disk, hosts, sections, terminal
+from system import disk, sections, terminal
+
+STARTED = "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"  # how many processes srun or mpirun started together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,43 +41,22 @@ class Keys(sections.Section):
                                     sections.NON_NEGATIVE)  # fmt: skip
 
 
-def prepare_process(cfg: Config | None = None) -> None:
-    """Prepare the process, once, in main: memory, other processes, the device, and a cache of compiled programs."""
+def prepare_process() -> None:
+    """Prepare the process, once, in main: memory, the device, and a cache of compiled programs."""
+    for name in STARTED:
+        if os.environ.get(name, "1") != "1":
+            raise ValueError(f"{name}={os.environ[name]}: several processes were started, but a run is one process, "
+                             "with all devices of its machine: start one, as with srun --ntasks=1 or mpirun -n 1")
     keep_memory()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    if cfg:
-        join(cfg)
     try:
-        if hosts.processes().rank:
-            terminal.silence(sys.stdout)
+        jax.devices()
     except (RuntimeError, AssertionError) as e:
         why = str(e).strip().splitlines() or ["there is none"]
         raise ValueError(f"JAX finds no device as JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')} asks for ({why[0]}): "
                          "unset it to run on what there is, or install jax for your GPU") from None
     jax.config.update("jax_compilation_cache_dir", cache_folder())
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-
-
-JOBS = "SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST"  # variables of what starts many processes
-
-
-def join(cfg: Config) -> None:
-    """Make this process one of several if the keys of a run, its environment or a TPU say so, before anything is
-    computed."""
-    where = dataclasses.astuple(hosts.Keys.of(cfg))
-    if where != (None, None, None) or any(name in os.environ for name in JOBS) or importlib.util.find_spec("libtpu"):
-        from system import meeting  # most runs are one process
-
-        meeting.join(*where)
-
-
-def leave(code: Any) -> None:
-    """Exit with this code. One of several processes first waits a few seconds for the others to come here."""
-    if hosts.are_alone():
-        sys.exit(code)
-    from system import meeting
-
-    meeting.leave(code)
 
 
 def keep_memory():
@@ -115,8 +95,7 @@ def locked(out_dir: str) -> Iterator[None]:
         os.makedirs(out_dir, exist_ok=True)
         handle = os.open(out_dir, os.O_RDONLY)
     try:
-        if not hosts.processes().rank:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         raise ValueError(f"another run writes into {out_dir!r}: wait for its end, or give this one another --out_dir"
@@ -188,12 +167,8 @@ class Log:
                 f.writelines(json.dumps(row) + "\n" for row in rows)
         self.watch = collapse.Watch(cfg.group_size)
         self.begun = time.monotonic() - seconds  # which nobody sets back
-        self.write_config()
+        disk.write_json(os.path.join(cfg.out_dir, "run.json"), {"config": config.flatten(cfg)})
         self.others = [other for section in cfg.use if (other := section.logger(cfg))]
-
-    def write_config(self):
-        """Write run.json."""
-        disk.write_json(os.path.join(self.cfg.out_dir, "run.json"), {"config": config.flatten(self.cfg)})
 
     def metrics(self, step: int, values: dict[str, Any]) -> None:
         """Log the metrics of a step."""
@@ -209,12 +184,6 @@ class Log:
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Append a row to a log, with null for numbers that JSON does not know."""
         row = json.loads(json.dumps(row, default=plain), parse_constant=lambda nan: None)
-        if not os.path.exists(os.path.join(self.cfg.out_dir, "run.json")):
-            tqdm.write(f"{self.cfg.out_dir} was deleted: it is made again, and its logs begin with step {row['step']}")
-            os.makedirs(self.cfg.out_dir, exist_ok=True)
-            self.write_config()
-            for empty in checkpoint.LOGS:
-                open(os.path.join(self.cfg.out_dir, empty), "a").close()
         with disk.writing(os.path.join(self.cfg.out_dir, name), "a") as f:
             f.write(json.dumps(row) + "\n")
 
@@ -358,7 +327,7 @@ def lacks_evaluation(run: Any, state: Any, done: bool) -> bool:
     """True if the State that a run starts with or is resumed at should be evaluated, and its log has no evaluation."""
     at_start = run.cfg.objective == "grpo"  # it is evaluated before its first step, too
     due = done or state.step % run.cfg.eval_interval == 0 and (state.step > 0 or at_start)
-    return due and not hosts.all_max(bool(run.log and run.log.evaluated))
+    return due and not run.log.evaluated
 
 
 def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> None:
@@ -448,13 +417,13 @@ class StopRequested:
 def progress_bar(cfg, state):
     """Make the bar of a run; its text holds until the first step is done."""
     bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
-               disable=bool(hosts.processes()[1]) or None)  # None: shown in a terminal only
+               disable=None)  # None: shown in a terminal only
     bar.set_description_str("compiling, once: 10 to 60 s")
     return bar
 
 
 def leave_if_asked(run, state, done, leaving):
-    """Leave the loop before it is done if a signal asked for it (leaving: its number, or 0)."""
+    """Leave the loop before it is done if a signal asked for it (leaving: its number, or None)."""
     if leaving and not done:
         tqdm.write(f"saved {run.cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
         raise KeyboardInterrupt(int(leaving))

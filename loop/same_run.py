@@ -16,8 +16,7 @@ from system.sections import file_of
 FREE = ("out_dir resume eval_only init_from checkpoint.open_as base log_interval eval_interval save_interval "
         "checkpoint.keep runs.log_samples wandb wandb.project wandb.run_name wandb.entity "
         "programs.timeout programs.workers programs.unsafe rollout_chunk logp_chunk memory.ref_offload mesh "
-        "hosts.coordinator hosts.processes hosts.process_id model.dtype model.remat "
-        "losses").split()  # fmt: skip
+        "model.dtype model.remat losses").split()  # fmt: skip
 LENGTH = ["max_iters", "num_epochs", "stop_at"]
 EVERY_RUN = sections.ELSEWHERE.keys() - {"adapt"}  # files with keys that every run has
 # Keys that runs had once, with their defaults: a run with another value cannot go on.

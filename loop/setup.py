@@ -16,8 +16,8 @@ import data
 import model
 import rl
 from checkpoints import checkpoint
-from loop import runs, start
-from system import hosts, sections, settings, sharding
+from loop import memory, runs, start
+from system import sections, settings, sharding
 
 
 def read_metrics(unread, last, cfg):
@@ -68,7 +68,7 @@ class Run(NamedTuple):
     gradient: Callable | None  # see make_gradient; None unless old log-probs have to come from it
     rate: Callable  # number of an update -> learning rate
     key: jax.Array
-    log: runs.Log | None  # None: the run only evaluates, or another process writes
+    log: runs.Log | None  # None: the run only evaluates
 
 
 def objective(name):
@@ -109,23 +109,17 @@ def setup(cfg, claims, train):
         state, run = resume.restore(resumed, state)
     elif resumed:
         state = state._replace(step=checkpoint.step_in_name(resumed))
-    if config.has_reference(cfg):
-        from loop import memory  # has the key
-
-        if memory.Keys.of(cfg).ref_offload:
-            state = state._replace(reference=sharding.to_host(state.reference))
+    if config.has_reference(cfg) and memory.Keys.of(cfg).ref_offload:
+        state = state._replace(reference=sharding.to_host(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
     passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # by training, not from the start
     done = state.step >= cfg.max_iters or bool(passed)
     gradient = jax.jit(rl.make_gradient(task.loss, cfg)) if config.old_logp_by_gradient(cfg) else None
     update = rl.make_update(task.loss, tx, cfg, gradient)
-    first = not hosts.processes()[1]
-    hosts.barrier(f"{cfg.out_dir} is read")
-    if first and not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
+    if not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
         claims.enter_context(runs.locked(cfg.out_dir))
-    log = runs.Log(cfg, state.step if resumed else -1) if first and not cfg.eval_only else None
-    hosts.barrier(f"{cfg.out_dir} is free")
+    log = None if cfg.eval_only else runs.Log(cfg, state.step if resumed else -1)
     return Run(cfg, tok, task, base, update, gradient, rate, key, log), state, best, done
 
 

@@ -15,10 +15,9 @@ import data
 import sample
 from checkpoints import checkpoint, huggingface
 from config import Config
-from data import texts
-from loop import run_rewards
+from loop import memory, run_rewards
 from model import ModelConfig
-from system import disk, hosts, kernels, sections
+from system import disk, kernels, sections
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -33,12 +32,8 @@ class Prepared(NamedTuple):
 def prepare(cfg: Config, train: Callable) -> Prepared:
     """Find and open the model that a run starts from, and refuse what cannot work. train(cfg): trains a base first, if
     there is none."""
-    n, rank = hosts.processes()
-    if n > 1 and not rank:
-        texts.split_rows(cfg, "val")  # makes the files of the data set, which the others then find
-    hosts.barrier(f"the data of {cfg.out_dir}")
     check(cfg)
-    return checkpoint.retry_if_deleted(lambda: find_sources(cfg, train), open_sources)
+    return open_sources(*find_sources(cfg, train))
 
 
 def check(cfg):
@@ -60,43 +55,10 @@ def check_shape(cfg, shape):
     check_fits(cfg, shape)
 
 
-def surely_fits(cfg):
-    """True if a bound on a run's memory is below 1 GB. It is far too high, and needs no estimate: 24 numbers per
-    parameter, and all numbers of every layer and of four arrays of logits for every token that is scored."""
-    m = cfg.model
-    scored = config.tokens_per_iter(cfg) * (config.n_views(cfg) if cfg.objective == "grpo" else config.copies(cfg))
-    length = cfg.max_prompt_len + cfg.max_new_tokens
-    per_layer = 20 * m.d_model + 6 * m.ff + 4 * m.n_head * length
-    params = m.n_layer * m.d_model * (4 * m.n_head * m.head_dim + 3 * m.ff) + 2 * m.vocab_size * m.d_model
-    numbers = 24 * params + scored * (m.n_layer * per_layer + 4 * m.vocab_size)
-    return not m.use and 4 * numbers < 1e9
-
-
 def check_fits(cfg: Config, shape: ModelConfig) -> None:
-    """Raise ValueError if a run with a model of this shape cannot fit: if the estimate, which is right to a factor of
-    2, is more than twice the memory."""
-    cfg = config.with_model(cfg, shape)
-    if cfg.eval_only or surely_fits(cfg):
-        return
-    from loop import memory  # small runs need no estimate
-
-    if memory.estimate_bytes(cfg)["peak"] > 2 * memory.device_memory():
-        text = "; ".join(memory_lines(cfg))
-        raise ValueError(text.replace("warning: this run will probably not", "this run cannot"))
-
-
-def memory_lines(cfg):
-    """Return the line that says what a run needs, unless that is little, and one that says which keys to change if it
-    is too much."""
-    if surely_fits(cfg):
-        return []
-    from loop import memory
-
-    if memory.estimate_bytes(cfg)["peak"] <= memory.device_memory():
-        return [memory.summary(cfg)]
-    from loop import fit  # other runs need no other keys
-
-    return fit.describe(cfg)
+    """Raise ValueError if a run with a model of this shape cannot fit."""
+    if not cfg.eval_only and (why := memory.refusal(config.with_model(cfg, shape))):
+        raise ValueError(why)
 
 
 def find_sources(cfg, train):
@@ -275,7 +237,7 @@ def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
     print(f"{cfg.objective} on {cfg.dataset}: {count_params(state.params):,} parameters{frozen}, {cfg.max_iters} steps "
           f"of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        lines = [*lines_of_keys(cfg), *memory_lines(cfg)]
+        lines = [*lines_of_keys(cfg), f"memory, at least: {memory.listed(memory.estimate_bytes(cfg))}"]
         if kernels.sixteen_bits_pay(cfg.model):
             lines.append("this CPU has AMX, which multiplies 16 bits much faster: --dtype=bfloat16 would take about "
                          "2/3 of the time, see docs/hardware.md")  # fmt: skip

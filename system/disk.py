@@ -1,7 +1,6 @@
 """Write files so that a crash loses nothing, and name the file when something fails."""
 
 import contextlib
-import functools
 import itertools
 import json
 import math
@@ -14,7 +13,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import safetensors
 
-from system import files, hosts
+from system import files
 
 SHARD = 5_000_000_000  # bytes of a file of tensors; a larger model is several files
 
@@ -25,10 +24,6 @@ class Stored(NamedTuple):
     name: str
     like: Any  # has its shape and dtype
     fetch: Callable[[], Any]  # returns its values; called once, when it is written
-
-    def fetched(self) -> "Stored":
-        """Fetch the values now, to be written later."""
-        return self._replace(fetch=functools.partial(np.asarray, self.fetch()))
 
 
 @contextlib.contextmanager
@@ -88,34 +83,27 @@ def write_files(folder: str, files: dict[str, Any]) -> None:
 
 
 def split_into_files(stem: str, tensors: list[Stored]) -> dict[str, Any]:
-    """Split tensors into files of about SHARD bytes -> those that this process writes, {name: content} as `write_files`
-    takes them.
+    """Split tensors into files of about SHARD bytes -> {name: content} as `write_files` takes them.
 
     stem: one file is called stem.safetensors, of several the first stem-00001-of-00002.safetensors.
-    With several processes, each writes some of the files, and the first also writes the index. All have to call this,
-    because they gather every tensor together, one at a time.
     """
-    n, me = hosts.processes()
     sizes = [tensor.like.size * tensor.like.dtype.itemsize for tensor in tensors]
     total = sum(sizes)
-    n_files = max(n, math.ceil(total / SHARD))
+    n_files = math.ceil(total / SHARD)
     starts = itertools.accumulate(sizes[:-1], initial=0)
     numbers = [start * n_files // total for start in starts]
     used = sorted(set(numbers))  # a number is left out where a tensor is larger than a file
-    if n == len(used) == 1:
+    if len(used) == 1:
         return {f"{stem}.safetensors": tensors}
     names = [f"{stem}-{used.index(number) + 1:05d}-of-{len(used):05d}.safetensors" for number in numbers]
-    mine: dict[str, Any] = {}
-    for tensor, number, name in zip(tensors, numbers, names, strict=True):
-        if n > 1:
-            tensor = tensor.fetched()  # every process takes part in every gather
-        if number % n == me:
-            mine.setdefault(name, []).append(tensor)
+    found: dict[str, Any] = {}
+    for tensor, name in zip(tensors, names, strict=True):
+        found.setdefault(name, []).append(tensor)
     index = {
         "metadata": {"total_size": total},
         "weight_map": {tensor.name: name for tensor, name in zip(tensors, names, strict=True)},
     }
-    return mine | ({} if me else {f"{stem}.safetensors.index.json": index})
+    return found | {f"{stem}.safetensors.index.json": index}
 
 
 def read_json(path: str) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def split_inside(fn: Callable, rows: tuple, gate: jax.Array, up: jax.Array, down
 
 
 def replicate(tree):
-    """Place a tree whole on every device, inside a compiled function, so that every host can read its results."""
+    """Place a tree whole on every device, inside a compiled function."""
     return constrain(tree, PartitionSpec())
 
 
@@ -175,7 +175,7 @@ def make_array(name, sides, fetch):
 
 
 def to_host(tree):
-    """Move a tree of arrays to the memory of the hosts, to each the parts of its devices."""
+    """Move a tree of arrays to the memory of the machine."""
     where = shardings(tree, jax.sharding.get_mesh())
     return jax.device_put(tree, jax.tree.map(lambda x: x.with_memory_kind("pinned_host"), where))
 

@@ -227,7 +227,6 @@ ELSEWHERE = {
     "adapt": "checkpoints.adapt",
     "checkpoint": "checkpoints.checkpoint",
     "evaluation": "loop.evaluation",
-    "hosts": "system.hosts",
     "memory": "loop.memory",
     "runs": "loop.runs",
 }

@@ -1,7 +1,7 @@
 """
-Split arrays over many devices. (system/hosts.py is about many processes.)
+Split arrays over many devices.
 
-All devices, of this machine or of many, form one mesh with three axes:
+All devices of the machine form one mesh with three axes:
 
     data     rows; every part of this axis has all parameters
     fsdp     rows, and the side of length D of every matrix: a block gathers its weights when it needs them
@@ -77,7 +77,7 @@ def shard_rows(x: jax.Array, embedded: bool = False) -> jax.Array:
 
 
 def replicate(tree: Any) -> Any:
-    """Place a tree whole on every device, inside a compiled function, so that every host can read its results."""
+    """Place a tree whole on every device, inside a compiled function."""
     on = many()
     return on.replicate(tree) if on else tree
 
@@ -157,7 +157,7 @@ def make_array(name: str | None, sides: tuple[int, ...], fetch: Callable) -> jax
 
 
 def to_host(tree: Any) -> Any:
-    """Move a tree of arrays to the memory of the hosts, to each the parts of its devices."""
+    """Move a tree of arrays to the memory of the machine."""
     on = many()
     return on.to_host(tree) if on else jax.device_get(tree)
 

@@ -21,7 +21,8 @@ def begin() -> None:
     if sys.version_info < (3, 11):
         raise SystemExit("error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    reopen()
+    if sys.stdout is None or sys.stderr is None:
+        raise SystemExit("error: stdout and stderr have to be open: send them to a file or to /dev/null")
 
 
 def launch(program: str) -> None:
@@ -51,25 +52,11 @@ def value_and_others(flag: str) -> tuple[str, list[str]]:
     return values[-1], ["".join(word) for word in words if word[0] != flag]
 
 
-def reopen() -> None:
-    """Open the standard streams that were closed (`>&-`): as /dev/null, stderr as a copy of stdout.
-
-    Otherwise the next file that is opened would get the number of the stream.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.dup(1) if number == 2 else os.open(os.devnull, os.O_RDWR), True)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)
-
-
-def run(main: Callable, leave: Callable = sys.exit) -> None:
+def run(main: Callable) -> None:
     """Run a program and leave with its exit code: 130 after ctrl-C, 141 if nobody reads its output (`| head`)."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with interrupts_heard(), guarded(sys.stdout), guarded(sys.stderr):
+        with guarded(sys.stdout), guarded(sys.stderr):
             code = main()
     except SystemExit as e:
         code = e.code
@@ -77,30 +64,7 @@ def run(main: Callable, leave: Callable = sys.exit) -> None:
         code = 128 + (e.args or (signal.SIGINT,))[0]
     except BrokenPipeError:  # `guarded` has silenced the stream
         code = 128 + signal.SIGPIPE
-    leave(code)
-
-
-@contextlib.contextmanager
-def interrupts_heard() -> Iterator[None]:
-    """Raise KeyboardInterrupt again where Python drops it: in a __del__, or in a callback, as JAX's garbage collection.
-
-    It is raised a moment later, by an alarm.
-    """
-    hook = sys.unraisablehook
-
-    def raise_later(dropped):
-        if isinstance(dropped.exc_value, KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
-        else:
-            hook(dropped)
-
-    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    sys.unraisablehook = raise_later
-    try:
-        yield
-    finally:
-        sys.unraisablehook = hook
-        signal.signal(signal.SIGALRM, handler)
+    sys.exit(code)
 
 
 @contextlib.contextmanager
@@ -165,9 +129,9 @@ def explain(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def errors_explained(before_traceback: Callable = lambda: None) -> Iterator[None]:
+def errors_explained() -> Iterator[None]:
     """End the program with a sentence if the body raises a ValueError, meets an error of the disk, or finds no memory
-    left on the device. before_traceback() is called before any other RuntimeError goes on."""
+    left on the device."""
     try:
         yield
     except BrokenPipeError:
@@ -176,7 +140,6 @@ def errors_explained(before_traceback: Callable = lambda: None) -> Iterator[None
         raise SystemExit(f"error: {explain(e)}") from None
     except RuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
-            before_traceback()
             raise
         raise SystemExit("error: the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or "
                          f"more gradient_accumulation_steps ({str(e).splitlines()[0][:200]})") from None  # fmt: skip

@@ -34,6 +34,7 @@ from system import terminal
 # `rewards` forks: that is cheap, for all that are compared there, in a process without jax.
 if __name__ != "__main__" or "rewards" not in sys.argv:
     import compare as comparison
+    import cost
     import jax
     import jax.flatten_util
     import jax.numpy as jnp
@@ -51,7 +52,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from data import texts
     from grpo import advantages as group_advantages
     from judges import rules
-    from loop import cost, run_rewards, runs, same_run
+    from loop import run_rewards, runs, same_run
     from loop.start import find_or_train
     from rewards import advantage_settings, total_rewards, written_per_pass
     from rewards import score as score_all
@@ -738,7 +739,7 @@ def growth(options):
     print(f"""
 A step of training and a denoising pass of {told(usual)} where no other number is given; {told(shape)}.
 Views: a step of GRPO on 4 completions of each of as many prompts, half of the tokens.
-Best of several. x: times the first row of its kind; GFLOP: counted by loop/cost.py; of: share of the matmul rate
+Best of several. x: times the first row of its kind; GFLOP: counted by tests/cost.py; of: share of the matmul rate
 """)
     head = ["", "step, ms", "x", "GFLOP", "x", "of", "pass, ms", "x", "GFLOP", "x", "of"]
     jobs = [(what, n) for what, ns in sizes.items() for n in ns]

@@ -41,7 +41,7 @@ def here(monkeypatch, capsys):
     """here(...) -> the same, in this process."""
     def main(*args):
         monkeypatch.setattr(sys, "argv", ["bench.py", *args])
-        monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
+        monkeypatch.setattr(runs, "prepare_process", lambda: None)
         bench.main()
         out = capsys.readouterr().out
         return out, cells(out)

@@ -150,9 +150,8 @@ def test_the_command_for_one_card_in_a_recipes_header_fits_80_gb(name):
     paper, said = config.read_file(path), open(path).read().split('"""')[1]
     lora = config.override(paper, dict(re.findall(r"--([\w.]+)=(\S+)", re.search(r".*--lora.rank.*\n?.*", said)[0])))
     shaped = lambda c: dataclasses.replace(c, model=shared.changed(c.model, **shape))
-    peak = lambda c: memory.estimate_bytes(shaped(c), n_devices=1)["peak"] / 1e9  # of a card, not of this CPU
-    assert peak(lora) < 80 < peak(paper)
-    assert all(f"{peak(c):.0f} GB" in said for c in (lora, paper))
+    refusal = lambda c: memory.refusal(shaped(c), 80e9, n_devices=1)
+    assert refusal(paper) and not refusal(lora)
 
 
 # ---- what can be wrong, in a file and on the command line alike ----
@@ -387,13 +386,13 @@ def test_runs_that_start_from_each_other_are_refused(tmp_path, file):
 
 def test_values_of_every_type_are_read(file):
     line = ("--max_iters=7 --lr_end=0 --learning_rate=2.5e-4 --weight_decay=3 --paired=True --batch_size=8 "
-            "--stop_at=None --grad_clip=None --ema_decay=.5 --block_len=None --hosts.coordinator=7 --out_dir=a=b "
+            "--stop_at=None --grad_clip=None --ema_decay=.5 --block_len=None --checkpoint.open_as=7 --out_dir=a=b "
             "--curriculum.difficulty=1,2.5 --rewards=exact,sudoku_all --reward_weights=1,-2e-1 "
             "--curriculum.schedule=[(0,1),(500,2.5)] --dtype=bfloat16 --model.n_layer=3 "
             "--d_ff=None --rope_theta=100 --n_kv_head=2")
     cfg = config.load([file, *line.split()])
     asked = dict(max_iters=7, lr_end=0, learning_rate=2.5e-4, weight_decay=3, paired=True, batch_size=8, stop_at=None,
-                 grad_clip=None, ema_decay=0.5, block_len=None, **{"hosts.coordinator": "7"}, out_dir="a=b",
+                 grad_clip=None, ema_decay=0.5, block_len=None, **{"checkpoint.open_as": "7"}, out_dir="a=b",
                  rewards=("exact", "sudoku_all"), reward_weights=(1, -0.2), **{"curriculum.difficulty": (1, 2.5),
                  "curriculum.schedule": ((0, 1), (500, 2.5))})  # fmt: skip
     of_model = dict(dtype="bfloat16", n_layer=3, d_ff=None, rope_theta=100, n_kv_head=2)
@@ -494,7 +493,7 @@ def test_help_ignores_all_other_arguments(argv, monkeypatch, capsys):
 
 
 def test_main_reports_a_mistake_in_one_line(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda: None)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1+1=", "completion": "2...", "difficulty": 1}\n' * 8)
     for argv in ("--seed", "--order=best", "--rule=all", "--top_p=2", "--dataset=sudoky", "--rewards=exakt",

@@ -1,16 +1,10 @@
-"""system/placement.py: 8 devices compute what one computes; system/hosts.py: several processes work together."""
-import contextlib
+"""system/placement.py: 8 devices compute what one computes."""
 import dataclasses
 import functools
-import glob
 import json
 import os
 import re
-import signal
-import socket
-import subprocess
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +15,7 @@ import shared
 if __name__ == "__main__":  # this file is also the program that they run, with more devices: see `elsewhere`
     import conftest  # noqa: F401
 
-from shared import byte_model, elsewhere, on_devices, write_rows
+from shared import byte_model, elsewhere, write_rows
 
 import config
 import data
@@ -32,7 +26,7 @@ import sample
 import train
 from checkpoints import checkpoint, resume
 from loop import runs
-from system import meeting, placement, sections, sharding
+from system import placement, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=8, batch_size=8, eval_interval=4, eval_size=6,
@@ -49,7 +43,6 @@ KINDS = {
                         rollout_chunk=12),
     "offload": GRPO | dict(kl_beta=0.1, **{"memory.ref_offload": True}, logp_est="coupled", loss_type="grpo",
                            max_iters=4),
-    "few": GRPO | dict(kl_beta=0.1, max_iters=4, save_interval=2, eval_interval=2),
     "lora": GRPO | dict(kl_beta=0.1, **{"lora.rank": 2}),
     "causal": GRPO | dict(init_from="causal", order="left", logp_est="exact"),
     "judged": GRPO | dict(rewards=("judge", "r.py:letters"), judge_from="judge", max_iters=4),
@@ -81,14 +74,13 @@ def run_of(place, kind, out, **changes):
     return shared.run(**keys, dataset=str(place), out_dir=at(out))
 
 
-def left(out_dir, last=None):
+def left(out_dir):
     """Return the numbers in the log of a run, its samples, and the leaves of its last state."""
     rows = [json.loads(line) for line in open(f"{out_dir}/metrics.jsonl")]
     timed = lambda k: k == "time" or k.startswith("time/") or k == "step_time"
     numbers = {(r["step"], k): v for r in rows for k, v in r.items() if not timed(k) and isinstance(v, (int, float))}
-    found = resume.read_pieces(checkpoint.checkpoint_folder(out_dir, last) if last else checkpoint.find(out_dir))
-    whole = lambda at, k: tuple(max(s[i].stop for s, _ in found[k]) for i in range(len(at)))
-    state = {k: resume.assemble(v, whole(v[0][0], k), [slice(None)] * len(v[0][0])) for k, v in found.items()}
+    found = resume.open_state(checkpoint.find(out_dir))
+    state = {k: np.asarray(leaf.read((slice(None),) * len(leaf.shape))) for k, leaf in found.items()}
     return numbers, [json.loads(line) for line in open(f"{out_dir}/samples.jsonl")], state
 
 
@@ -123,14 +115,10 @@ def test_every_matrix_is_split_and_an_axis_that_does_not_divide_its_side_moves_t
     assert split <= placement.SIDES.keys()
 
 
-def test_a_mesh_of_too_many_devices_and_processes_that_cannot_meet_are_refused():
+def test_a_mesh_of_too_many_devices_is_refused():
     with pytest.raises(ValueError, match=r"mesh=\(2, 2, 2\) is of 8 devices, and there are 1: .* --mesh=1,1,1"):
         sharding.use((2, 2, 2))
     assert sharding.use(None).__class__.__name__ == "nullcontext" and sharding.round_up(5) == 5
-    for given, said in ((("host:1", None, 0), "need all three"), (("host", 2, 0), "expected HOST:PORT"),
-                        (("host:1", 2, 2), "from 0 to 1")):  # fmt: skip
-        with pytest.raises(ValueError, match=said):
-            meeting.join(*given)
 
 
 def quick(place):
@@ -160,7 +148,7 @@ def alone(place):
 @pytest.mark.parametrize("sizes", MESHES)
 def test_every_objective_on_a_mesh_gives_the_run_of_one_device(place, alone, sizes):
     name = ",".join(map(str, sizes))
-    kinds = [kind for kind in KINDS if kind != "few"] if sizes == MESHES[-1] else ["grpo"]
+    kinds = KINDS if sizes == MESHES[-1] else ["grpo"]
     elsewhere(8, __file__, "train", place, name, name, *kinds)
     for kind in kinds:
         assert_alike(alone(kind), f"{place}/{name}_{kind}")
@@ -214,107 +202,6 @@ def test_nothing_is_computed_twice_weights_are_gathered_by_layer_and_logits_neve
         update = re.findall(r"= f32\[([\d,]+)\]\S* all-gather", many[0][2])
         assert not [dims for dims in update if dims.endswith((",512", ",256")) and dims not in ("128,512", "128,256")
                     and not dims.startswith("1,")]  # fmt: skip
-
-
-def processes(place, out, *arguments, n=2, devices=2):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    own = on_devices(devices, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
-    command = [sys.executable, "train.py", f"{place}/run.py", f"--out_dir={place}/{out}", *arguments]
-    cfg = run_of(place, "few", out)
-    keys = {k: v for k, v in sections.flat(cfg).items() if k != "typed"}
-    said = f"from config import Config, changed\nfrom model import ModelConfig\nconfig = changed(Config(), {keys!r})\n"
-    (place / "run.py").write_text(said)
-    return [subprocess.Popen([*command, f"--hosts.coordinator=127.0.0.1:{port}", f"--hosts.processes={n}",
-                              f"--hosts.process_id={i}"],
-                             env=own, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            for i in range(n)]  # fmt: skip
-
-
-def ends(all_of_them):
-    """Wait up to three minutes for processes -> [(exit code, stdout, stderr)]."""
-    try:
-        said = [process.communicate(timeout=180) for process in all_of_them]
-    finally:
-        for process in all_of_them:
-            process.kill()
-    return [(process.returncode, *text) for process, text in zip(all_of_them, said, strict=True)]
-
-
-def until(holds):
-    for _ in range(1200):
-        if holds():
-            return
-        time.sleep(0.1)
-    raise AssertionError("not within two minutes")
-
-
-@pytest.mark.parametrize("given, words", [
-    (("host:1", 2, 1), "process 1 of 2 waits for the others, which meet at host:1"), ((), "waits for the others")])
-def test_a_waiting_process_says_so_and_ends_on_ctrl_c_or_if_nobody_comes(
-        monkeypatch, capfd, given, words):
-    def initialize(*_, **__):
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # the wait is in C++, where Python hears nothing
-        time.sleep(0.2 if times["soon"] == 0 else 0)
-        raise RuntimeError("nobody, before any JAX")
-
-    handler, patient, left = signal.getsignal(signal.SIGINT), meeting.waiting, []
-    monkeypatch.setattr(os, "_exit", left.append)
-    monkeypatch.setattr(jax.config, "update", lambda *_: None)
-    monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(meeting, "waiting", lambda words: patient(words, **times))
-    for times in (dict(soon=60, late=90), dict(soon=0, late=0.1)):
-        with contextlib.suppress(ValueError):
-            meeting.join(*given)
-        said = capfd.readouterr().err
-        assert (words in said) == (times["soon"] == 0)
-    until(lambda: left == [1])
-    assert "error: the others did not come" in said + capfd.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is handler
-
-
-@SLOW
-@pytest.mark.parametrize("n, devices", [(2, 2), (4, 1)])
-def test_several_processes_give_the_run_of_one_and_share_the_writing_of_checkpoints(place, alone, n, devices):
-    for code, _, wrong in ends(processes(place, f"n{n}", n=n, devices=devices)):
-        assert code == 0, wrong[-2000:]
-    assert_alike(alone("few"), f"{place}/n{n}")
-    folder = checkpoint.find(f"{place}/n{n}")
-    assert len(glob.glob(f"{folder}/model-*-of-0000{n}.safetensors")) == n == len(glob.glob(f"{folder}/state-*"))
-    mine, theirs = checkpoint.load(folder), checkpoint.load(checkpoint.find(alone("few")))
-    assert mine[1] == theirs[1]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), mine[0], theirs[0])
-
-
-@SLOW
-@pytest.mark.parametrize("victims", [(0,), (1,), (0, 1)])
-def test_if_a_process_is_killed_the_others_say_so_and_exit_and_all_can_resume(place, alone, victims):
-    out = f"killed{len(victims)}{victims[0]}"
-    both = processes(place, out)
-    until(lambda: glob.glob(f"{place}/{out}/step-000002"))
-    for i in victims:
-        both[i].send_signal(signal.SIGKILL)
-    begun = time.time()
-    for i, (code, _, wrong) in enumerate(ends(both)):
-        assert i in victims or code == 1 and f"process {victims[0]} of this run has ended" in wrong, wrong[-2000:]
-    assert time.time() - begun < 60
-    for code, _, wrong in ends(processes(place, out, "--resume=True")):
-        assert code == 0, wrong[-2000:]
-    assert_alike(alone("few"), f"{place}/{out}")
-
-
-@SLOW
-def test_a_signal_to_one_process_saves_once_and_ends_all(place, alone):
-    both = processes(place, "asked", "--save_interval=1000")
-    log = f"{place}/asked/metrics.jsonl"
-    until(lambda: os.path.exists(log) and "loss" in open(log).read())  # both are in their loop
-    both[1].send_signal(signal.SIGTERM)
-    (code, said, _), (code2, said2, _) = ends(both)
-    assert code == code2 == 128 + signal.SIGTERM and "continue with --resume=True" in said and not said2
-    assert len(checkpoint.steps(f"{place}/asked")) == 1
-    assert [code for code, *_ in ends(processes(place, "asked", "--resume=True"))] == [0, 0]
-    assert_alike(alone("few"), f"{place}/asked")
 
 
 def main(what, *arguments):

@@ -4,6 +4,7 @@ import math
 import shutil
 import sys
 
+import cost
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +22,10 @@ import model
 import sample
 import train
 from checkpoints import adapters, checkpoint, families, huggingface
-from loop import cost, memory, runs
+from loop import memory, runs
 from loop.start import prepare
 from system import disk, placement, sharding
-from tools import complete, plan
+from tools import complete
 from variants import lora, moe
 
 LLADA2 = "tests/fixtures/llada2"
@@ -362,23 +363,7 @@ def test_the_estimates_know_that_a_token_goes_through_a_few_experts():
     flops, T, D, Q, KV = cost.estimate_flops(cfg)["update"], 64, 32, 64, 32
     matrices = 3 * 2 * D * (Q + KV) + 3 * D * 48 + 2 * 3 * D * (3 + 1) * 24  # a dense layer, two of 3 + 1 experts
     assert flops == pytest.approx(3 * 16 * 2 * T * (matrices + 3 * D * 8 + D * 40 + 2 * 3 * T * Q))
-    count = sum(x.size for x in jax.tree.leaves(start(OURS)))
-    assert memory.n_params(cfg) == count
-    # One block and its experts are gathered at a time, all of them.
-    layer = 2 * D * (Q + KV) + 3 * D * (8 + 1) * 24
-    assert memory.gathered_bytes(cfg) == 2 * 4 * layer
-
-
-@SLOW
-@pytest.mark.parametrize("n_layer, remat", [(2, False), (9, True), (9, False)])
-def test_memory_is_estimated_within_a_factor_of_one_and_a_half_of_what_xla_finds(n_layer, remat):
-    shape = shared.shape(**BIG, n_layer=n_layer, remat=remat,
-                              use=(moe.Shape(n_experts=16, experts_per_token=4, d_expert=128),))
-    cfg = config.Config(batch_size=64, max_prompt_len=16, max_new_tokens=48, model=shape)
-    held, temporaries = plan.compiled_bytes(cfg, placement.make(None, jax.devices()[:1]))
-    estimate, found = memory.estimate_bytes(cfg, 1), sum(held.values()) + max(temporaries.values())
-    print(f"estimate / compiled: {estimate['peak'] / found:.3f}")
-    assert 2 / 3 < estimate["peak"] / found < 3 / 2
+    assert memory.n_params(cfg) == sum(x.size for x in jax.tree.leaves(start(OURS)))
 
 
 def test_all_matrices_of_experts_are_split_and_routers_are_whole():

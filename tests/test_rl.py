@@ -531,7 +531,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"loss_type": "wd1"}, "ratio_level='none'"),
     ({"logp_est": "exact", "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "not causal"),
     ({"group_size": 10**9}, "this run cannot fit: "),
-    ({"group_size": 10**9, "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "--group_size="),
+    ({"group_size": 10**9, "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "cannot fit: "),
     ({"rewards": ("judge",)}, "judge_from"),
     ({"rewards": ("keywords",)}, "needs the column 'keywords'; there are"),
     ({"rewards": ("exact",), "judge_from": "BASE"}, "but rewards are exact"),

@@ -245,6 +245,9 @@ def test_a_state_of_another_model_or_optimizer_is_refused(cfg):
                   state_at(0)._replace(opt_state=())):  # fmt: skip
         with pytest.raises(ValueError, match=r"of another model or optimizer than this config: \.\S+ and \d+ more"):
             resume.restore(folder, other)
+    os.rename(f"{folder}/state.safetensors", f"{folder}/state-00001-of-00002.safetensors")
+    with pytest.raises(ValueError, match="was written by several processes, .* its model opens as init_from"):
+        resume.restore(folder, state_at(0))
 
 
 def lines(cfg, name="metrics.jsonl"):

@@ -94,7 +94,7 @@ def test_a_tiny_tokenizer_is_that_of_transformers(name, folders):
 def ran(capsys, monkeypatch, name, folder, *words):
     """Run a recipe -> the lines of its log."""
     monkeypatch.setattr(sys, "argv", ["train.py", f"config/{name}.py", f"--out_dir={folder}/out", *words])
-    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda: None)
     train.main()
     assert "done: " in capsys.readouterr().out
     return runs.read_lines(f"{folder}/out/metrics.jsonl")

@@ -203,7 +203,7 @@ def write(argv: list[str], path: str) -> None:
         cfg = config.resolve_paths(config.load([*others, f"--out_dir={place}"]))
         check(path, cfg)
         name = Path(argv[0]).stem
-        runs.prepare_process(cfg)
+        runs.prepare_process()
         with sharding.use(cfg.mesh):
             run, state, *_ = setup.setup(cfg, claims, train.train)
             print(f"the first iteration of {name}, from {run.cfg.init_from}: 10 to 60 s, as it is compiled")

@@ -7,7 +7,6 @@ if __name__ == "__main__":
 
 
 import argparse
-import functools
 import json
 import os
 import re
@@ -49,18 +48,15 @@ def find_model(folder, open_as=None, dtype=None, bits=None):
     """Open the checkpoint that `best_in` chooses -> Model, and say why unless it was asked for by name.
 
     bits: see variants/quantized.py; None: as in training"""
-
-    def read(folder, why):
-        if why != "asked for":
-            print(f"{folder}: {why}", file=sys.stderr)
-        trained = checkpoint.read_run(folder).get("config", {})
-        keys = {"quantized.bits": bits or trained.get("quantized.bits")}
-        pack = sections.changed(Plan(), keys).use[0].pack if keys["quantized.bits"] else None
-        params, cfg = checkpoint.load(folder, dtype, open_as, pack)
-        tok = data.open_tokenizer(folder, cfg.vocab_size)
-        return Model(folder, params, huggingface.fit_tokenizer(folder, cfg, tok), tok, trained)
-
-    return checkpoint.retry_if_deleted(functools.partial(best_in, folder), read)
+    folder, why = best_in(folder)
+    if why != "asked for":
+        print(f"{folder}: {why}", file=sys.stderr)
+    trained = checkpoint.read_run(folder).get("config", {})
+    keys = {"quantized.bits": bits or trained.get("quantized.bits")}
+    pack = sections.changed(Plan(), keys).use[0].pack if keys["quantized.bits"] else None
+    params, cfg = checkpoint.load(folder, dtype, open_as, pack)
+    tok = data.open_tokenizer(folder, cfg.vocab_size)
+    return Model(folder, params, huggingface.fit_tokenizer(folder, cfg, tok), tok, trained)
 
 
 def as_numbers(one):

@@ -28,7 +28,7 @@ import rl
 import sample
 from checkpoints import checkpoint, huggingface
 from config import Config
-from loop import cost, fit, memory, setup, start
+from loop import memory, setup, start
 from system import placement, terminal
 
 
@@ -37,31 +37,29 @@ class Device(NamedTuple):
 
     memory: float  # bytes
     bandwidth: float  # bytes per second between the device and its memory
-    flops: float  # per second, dense products in bfloat16
     chip: tuple | None = None  # for a GPU's compiler: capability, cores, GHz, bytes of shared memory, of cache
 
 
 # NVIDIA's data sheets of the SXM boards (A100, H100, H200, B200); Cloud TPU's "system architecture" pages.
-HOST, GIB = 8, 2**30  # GPUs per host
-# NVIDIA's data sheets and architecture papers of the others (GeForce: at the boost clock, float32 accumulation). V100
-# and T4 have no bfloat16; theirs are rates of float16.
+HOST, GIB = 8, 2**30  # devices per machine, at most
+# NVIDIA's data sheets and architecture papers of the others (GeForce: at the boost clock).
 AMPERE, HOPPER = ((8, 0, 108, 1.41, 167936, 40 << 20), (9, 0, 132, 1.98, 233472, 50 << 20))
 DEVICES = {
-    "A100-40": Device(42.3e9, 1.555e12, 312e12, AMPERE),
-    "A100-80": Device(85.0e9, 2.039e12, 312e12, AMPERE),
-    "H100": Device(84978434048, 3.352e12, 989e12, HOPPER),
-    "H200": Device(150.7e9, 4.8e12, 989e12, HOPPER),
-    "B200": Device(191.5e9, 7.7e12, 2250e12, (10, 0, 148, 1.965, 233472, 126 << 20)),
-    "V100": Device(32e9, 900e9, 125e12, (7, 0, 80, 1.53, 98304, 6 << 20)),
-    "T4": Device(16e9, 320e9, 65e12, (7, 5, 40, 1.59, 65536, 4 << 20)),
-    "A10": Device(24e9, 600e9, 125e12, (8, 6, 72, 1.695, 102400, 6 << 20)),
-    "L4": Device(24e9, 300e9, 121e12, (8, 9, 58, 2.04, 102400, 48 << 20)),
-    "3090": Device(24e9, 936e9, 71e12, (8, 6, 82, 1.695, 102400, 6 << 20)),
-    "4090": Device(24e9, 1008e9, 165.2e12, (8, 9, 128, 2.52, 102400, 72 << 20)),
-    "5090": Device(32e9, 1792e9, 209.5e12, (12, 0, 170, 2.407, 102400, 96 << 20)),
-    "v5e": Device(15.75 * GIB, 819e9, 197e12),
-    "v5p": Device(95.74 * GIB, 2765e9, 459e12),
-    "v6e": Device(31.25 * GIB, 1638e9, 918e12),
+    "A100-40": Device(42.3e9, 1.555e12, AMPERE),
+    "A100-80": Device(85.0e9, 2.039e12, AMPERE),
+    "H100": Device(84978434048, 3.352e12, HOPPER),
+    "H200": Device(150.7e9, 4.8e12, HOPPER),
+    "B200": Device(191.5e9, 7.7e12, (10, 0, 148, 1.965, 233472, 126 << 20)),
+    "V100": Device(32e9, 900e9, (7, 0, 80, 1.53, 98304, 6 << 20)),
+    "T4": Device(16e9, 320e9, (7, 5, 40, 1.59, 65536, 4 << 20)),
+    "A10": Device(24e9, 600e9, (8, 6, 72, 1.695, 102400, 6 << 20)),
+    "L4": Device(24e9, 300e9, (8, 9, 58, 2.04, 102400, 48 << 20)),
+    "3090": Device(24e9, 936e9, (8, 6, 82, 1.695, 102400, 6 << 20)),
+    "4090": Device(24e9, 1008e9, (8, 9, 128, 2.52, 102400, 72 << 20)),
+    "5090": Device(32e9, 1792e9, (12, 0, 170, 2.407, 102400, 96 << 20)),
+    "v5e": Device(15.75 * GIB, 819e9),
+    "v5p": Device(95.74 * GIB, 2765e9),
+    "v6e": Device(31.25 * GIB, 1638e9),
 }
 
 
@@ -73,11 +71,10 @@ def parse_devices(text: str) -> tuple[str, int]:
     well_formed = re.fullmatch(r"\d+(x\d+)*" if is_slice else r"\d+", shape)
     count = math.prod(map(int, shape.split("x"))) if well_formed else 0
     is_gpu = name in DEVICES and DEVICES[name].chip is not None
-    partial_host = is_gpu and count > HOST and count % HOST
-    if name not in DEVICES or not count or is_gpu == is_slice or partial_host:
+    if name not in DEVICES or not 0 < count <= HOST or is_gpu == is_slice:
         raise ValueError(
-            f"--plan={text}: expected GPUs, up to {HOST} or whole hosts of {HOST}, as in 8xH100, or a "
-            f"slice of TPUs, as in v5p:2x2x1; known are {', '.join(DEVICES)}"
+            f"--plan={text}: expected 1 to {HOST} devices of one machine: GPUs, as in 8xH100, or a slice of TPUs, as "
+            f"in v5p:2x2x1; known are {', '.join(DEVICES)}"
         )
     return name, count
 
@@ -115,8 +112,7 @@ def topology(text):
         cuda_compute_capability {{ major: {major} minor: {minor} }} registers_per_core_limit: 65536
         registers_per_block_limit: 65536 }} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }}
         device_description_str: "NVIDIA {name}" """
-    shape = f"1x{max(count // HOST, 1)}x{min(count, HOST)}"
-    return topologies.get_topology_desc(name.lower(), platform="cuda", target_config=target, topology=shape)
+    return topologies.get_topology_desc(name.lower(), platform="cuda", target_config=target, topology=f"1x1x{count}")
 
 
 def abstract_run(cfg):
@@ -195,7 +191,7 @@ def abstract_minibatches(cfg, state):
 
 def abstract_rollout(cfg, params):
     """Return the stage (lower, arguments) that fills a chunk of completions: see `programs`."""
-    parts = memory.mesh_parts(cfg, None)[0]
+    parts = math.prod(cfg.mesh[:2]) if cfg.mesh else 1
     rows = math.ceil(config.rollout_rows(cfg) / parts) * parts
     group = math.gcd(rows, cfg.group_size) if cfg.model.causal else 1
     how = sample.plan(cfg, cfg.temperature, cfg.rollout_steps)
@@ -246,29 +242,13 @@ def usable(device):
     return device.memory * (float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")) if device.chip else 1)
 
 
-def memory_lines(held, temporaries, limit):
-    """Format what `compiled_bytes` found."""
-    stay = sum(held.values())
-    listed = " + ".join(f"{name} {memory.amount(x)}" for name, x in held.items())
-    yield f"bytes per device: {listed} = {memory.amount(stay)}, of {memory.amount(limit)}"
-    for stage, size in temporaries.items():
-        fits = "fits" if stay + size <= limit else "does not fit"
-        yield f"    {stage:9} + temporaries {memory.amount(size):>9} = {memory.amount(stay + size):>9}  {fits}"
-
-
 def plan(cfg: Config, text: str) -> Iterator[str]:
     """Yield the lines of --plan=text for a Config with its model."""
     (name, count), described = parse_devices(text), topology(text)
     device, version = DEVICES[name], jax.__version__
     head = f"{text}, data x fsdp x tensor = {' x '.join(map(str, cfg.mesh or (1, count, 1)))}"
-    rate, flops = count * device.flops, sum(cost.estimate_flops(cfg).values())
-    time = (
-        f"an iteration takes at least {flops / rate:.3g} s, at {device.flops / 1e12:.0f} TFLOP/s per device; real "
-        f"runs reach half of that at best ({cost.stage_flops(cfg)})"
-    )
     if described:
         yield f"{head}: compiled ahead of time, by the compiler for it in jax {version}"
-        yield time
         yield from compiled_plan(cfg, count, device, described.devices)
         return
     package = (
@@ -277,33 +257,24 @@ def plan(cfg: Config, text: str) -> Iterator[str]:
         else "libtpu, in an environment of its own: with it JAX looks for a TPU"
     )
     yield f"{head}: estimated. To have it compiled as for the device itself: pip install {package}"
-    yield time
-    yield from fit.describe(cfg, usable(device), count)
+    estimate = memory.listed(memory.estimate_bytes(cfg, count))
+    yield memory.refusal(cfg, usable(device), count) or f"it may fit: {estimate}, of {memory.amount(usable(device))}"
 
 
 def compiled_plan(cfg, count, device, devices):
-    """Compile a run, and change keys until it fits; yield the lines that say so."""
-    limit, changes = usable(device), {}
-    for attempt in range(4):
-        sizes = cfg.mesh or (1, count, 1)
-        held, temporaries = compiled_bytes(dataclasses.replace(cfg, mesh=sizes), placement.make(sizes, devices))
-        peak, estimate = sum(held.values()) + max(temporaries.values()), memory.estimate_bytes(cfg, count)["peak"]
-        if peak <= limit or attempt == 0:
-            yield from memory_lines(held, temporaries, limit)
-        if peak <= limit:
-            changed = f", with {fit.flags(changes)}" if changes else ""
-            yield f"it fits{changed}: {memory.amount(peak)} of {memory.amount(limit)}"
-            return
-        if device.chip and attempt == 0 and peak <= 0.95 * device.memory:
-            yield f"it fits with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 in the environment: {memory.amount(peak)}"
-            return
-        # How far the estimate is off is known now, unless a program was refused, so that few runs have to be compiled.
-        smaller = fit.make_fit(cfg, estimate / 2 if math.isinf(peak) else 0.97 * limit * estimate / peak, count)
-        if not smaller.changes:
-            break
-        cfg, changes = smaller.cfg, changes | smaller.changes
-        yield f"{memory.amount(peak)} of {memory.amount(limit)}: does not fit; next {fit.flags(changes)}"
-    yield "nothing that was tried fits: it needs more devices, larger ones, or a smaller model"
+    """Compile a run; yield what each stage takes, whether it fits and, if not, what helps."""
+    limit, sizes = usable(device), cfg.mesh or (1, count, 1)
+    held, temporaries = compiled_bytes(dataclasses.replace(cfg, mesh=sizes), placement.make(sizes, devices))
+    yield f"bytes per device: {memory.listed(held)}, of {memory.amount(limit)}"
+    stay = sum(held.values())
+    for stage, size in temporaries.items():
+        fits = "fits" if stay + size <= limit else f"does not fit; {memory.what_helps(cfg, stage)}"
+        yield f"    {stage:9} + temporaries {memory.amount(size):>9} = {memory.amount(stay + size):>9}  {fits}"
+    peak = stay + max(temporaries.values())
+    if limit < peak <= 0.95 * device.memory and device.chip:
+        yield f"it fits with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 in the environment: {memory.amount(peak)}"
+    else:
+        yield f"it {'fits' if peak <= limit else 'does not fit'}: {memory.amount(peak)} of {memory.amount(limit)}"
 
 
 def main() -> None:

@@ -1,15 +1,60 @@
 """
-Estimate the FLOPs of an iteration from the config of a run alone, in the terms of memory.py. (XLA's cost_analysis()
-counts the body of a loop once, however often the loop runs.)
+Estimate the FLOPs of an iteration from the config of a run alone. (XLA's cost_analysis() counts the body of a loop
+once, however often the loop runs.)
+
+Terms: a *row* is one text in a forward pass; a *noisy copy* is a text with masks; a *stage* is rollout, scoring (old
+and reference log-probs) or update.
 """
 import functools
 import math
+from typing import NamedTuple
 
 import config
 import model
 from config import Config
 from loop import memory
 from system import sections
+
+
+class Rows(NamedTuple):  # on all devices together
+    scored: float  # rows in the forward passes of all updates of an iteration
+    recomputed: bool  # True if the backward pass computes the blocks again
+
+
+def count_rows(cfg: Config) -> Rows:
+    """Count the rows of an iteration's updates, on all devices together."""
+    copies = copies_per_text(cfg)
+    width = rows_per_copy(cfg)
+    if cfg.objective in ("pretrain", "judge"):
+        rows = width * cfg.batch_size * (2 if cfg.objective == "judge" else 1)
+        return Rows(rows, cfg.model.remat)
+    per_update = config.minibatch(cfg)
+    per_iter = cfg.updates_per_rollout * config.n_update(cfg)
+    micro = per_update // cfg.gradient_accumulation_steps * copies
+    chunk = min(cfg.logp_chunk or micro, micro)
+    scored = per_iter * copies
+    return Rows(width * scored, cfg.model.remat or chunk < micro)
+
+
+def copies_per_text(cfg):
+    """Count the noisy copies of each text."""
+    return config.n_views(cfg) if cfg.objective == "grpo" else config.copies(cfg)
+
+
+def copy_columns(cfg):
+    """Count the columns computed per noisy copy of a block model, next to the clean text. 0: not a block model."""
+    block = cfg.model.block
+    if not block or cfg.objective == "judge":
+        return 0
+    return cfg.max_new_tokens + min(block - 1 + cfg.model.shift, cfg.max_prompt_len)
+
+
+def rows_per_copy(cfg):
+    """Count the rows computed per noisy copy: for a block model its last columns and its share of the clean text."""
+    columns = copy_columns(cfg)
+    if not columns:
+        return 1
+    return columns / (cfg.max_prompt_len + cfg.max_new_tokens) + 1 / copies_per_text(cfg)
 
 
 def pass_flops(cfg, rows, scored, width, keys, last=None):
@@ -27,13 +72,13 @@ def pass_flops(cfg, rows, scored, width, keys, last=None):
     queries = (m.n_layer - 1) * width + last
     head = 0 if cfg.objective == "judge" else 2 * scored * D * m.vocab_size
     experts = sections.find(m, "moe")
-    mlp = 6 * D * memory.mlp_widths(m).used + (2 * D * experts.n_experts if experts else 0)
+    mlp = 6 * D * memory.mlp_width(m) + (2 * D * experts.n_experts if experts else 0)
     return rows * (queries * (4 * D * Q + mlp + 4 * keys * Q) + m.n_layer * width * 4 * D * KV + head)
 
 
 def estimate_flops(cfg: Config) -> dict[str, float]:
     """Estimate the FLOPs of an iteration by stage, on all devices."""
-    rows, forward = memory.count_rows(cfg), scoring_flops(cfg)
+    rows, forward = count_rows(cfg), scoring_flops(cfg)
     update = (4 if rows.recomputed else 3) * forward  # a backward pass takes two forward passes
     if cfg.objective != "grpo":
         return {"rollout": 0, "scoring": 0, "update": update}
@@ -45,14 +90,14 @@ def estimate_flops(cfg: Config) -> dict[str, float]:
 
 def scoring_flops(cfg):
     """Estimate the FLOPs of the forward pass of all updates of an iteration."""
-    T, new, rows = cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens, memory.count_rows(cfg).scored
-    columns = memory.copy_columns(cfg)
+    T, new, rows = cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens, count_rows(cfg).scored
+    columns = copy_columns(cfg)
     if not columns:
         return pass_flops(cfg, rows, new, T, T, T if cfg.objective == "judge" else new)
-    copies = rows / memory.rows_per_copy(cfg)
+    copies = rows / rows_per_copy(cfg)
     # A shifted model reads the first token of each block from the clean text.
     text = new if cfg.model.shift else 0
-    texts = copies / memory.copies_per_text(cfg)
+    texts = copies / copies_per_text(cfg)
     of_copies = pass_flops(cfg, copies, new, columns, T + columns, new)
     return of_copies + pass_flops(cfg, texts, 0, T, T, text)
 
@@ -83,10 +128,3 @@ def rollout_flops(cfg):
 def stage_flops(cfg):
     """Format the FLOPs of every stage."""
     return ", ".join(f"{stage} {memory.amount(x, 'FLOP')}" for stage, x in estimate_flops(cfg).items() if x)
-
-
-def summary(cfg: Config) -> str:
-    """Return the FLOPs of an iteration in words, in all and for every stage."""
-    flops = estimate_flops(cfg)
-    stages = f" ({stage_flops(cfg)})" if flops["rollout"] else ""
-    return f"{memory.amount(sum(flops.values()), 'FLOP')} per step{stages}"
