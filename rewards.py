@@ -9,9 +9,9 @@ It takes what it needs by parameter name, as lists with one entry per completion
 has rewards, is one as well, and so is fn(completion, **columns), which is called for each text with the columns of its
 row. A parameter without a default is a column that has to be there. `reference` and `solution` are the completion in
 the data set; a trainer adds token_ids, which TRL calls completion_ids, max_length, groups and tokens_per_pass. To all
-rewards but the first, `first_reward` says what the first one returned. A completion is a text that can be read as a
-chat, completion[0]["content"] (judges/own.py). Values that a reward passes to log_metric, and numbers that it passes to
-log_extra, become metrics: rewards/FN/NAME.
+rewards but the first, `first_reward` says what the first one returned. Prompts and completions are texts: where TRL
+passes chats, write completion in place of completion[0]["content"]. Values that a reward passes to log_metric, and
+numbers that it passes to log_extra, become metrics: rewards/FN/NAME.
 
 At the end are the numbers of a run: `score` judges its completions, and others make tables and rates of that.
 
@@ -31,6 +31,7 @@ import inspect
 import math
 import os
 import re
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ import numpy as np
 
 from judges import rules
 
+SLOW = 60  # seconds until a line says which reward a run waits for
 Reward = Callable[..., Any]  # prompts, completions, **columns -> one float or None per completion
 
 
@@ -96,8 +98,6 @@ RULES: dict[str, Callable] = {
     "sudoku": rules.sudoku,
     "sudoku_all": rules.sudoku_all,
     "length": rules.length,
-    "overlong": rules.overlong,
-    "repetition": rules.repetition,
     "reasoning": rules.reasoning,
 }
 # Rewards that another file adds to REWARDS when it is imported.
@@ -151,12 +151,13 @@ def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Rewa
             from judges import own  # a recipe of ours names rewards of ours
 
         if name.endswith(".py"):
-            found = own.in_file(name)
-            raise ValueError(f"the reward {name!r} names a file without its function: {name}:FUNCTION{found}")
+            raise ValueError(f"the reward {name!r} names a file without its function: write {name}:FUNCTION")
         path, colon, short = name.rpartition(":")
         if not colon and name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
+            if name in ("overlong", "repetition"):
+                hint = " It is gone: docs/tried.md says what it was."
             raise ValueError(f"no reward {name!r}.{hint} There are {', '.join(known)}, and path/to/file.py:function")
         if short in fns:
             raise ValueError(f"two rewards are called {short!r} in {names!r}")
@@ -194,6 +195,8 @@ def arguments(name: str, fn: Reward, columns: dict) -> dict:
     for p in inspect.signature(fn).parameters.values():
         if p.kind is p.VAR_KEYWORD:
             return columns
+        if p.kind is p.VAR_POSITIONAL:
+            continue
         if p.name in columns:
             taken[p.name] = columns[p.name]
         elif p.default is p.empty and p.name not in TEXTS:
@@ -210,15 +213,7 @@ def call_reward(name: str, fn: Reward, prompts: list[str], completions: list[str
     """Call one reward on a batch -> one finite number or None per completion (Scores if it logged notes).
 
     A ValueError names the row if the reward raises, or returns anything else."""
-    texts: dict[str, Any] = {"prompts": prompts, "completions": completions}
-    if hasattr(fn, "reads_chats"):
-        earlier = columns.get("messages_before")
-        from judges import own
-
-        texts = {
-            "prompts": own.as_chats(prompts, "user", earlier),
-            "completions": own.as_chats(completions, "assistant"),
-        }
+    texts = {"prompts": prompts, "completions": completions}
     taken, notes = arguments(name, fn, {**columns, **texts}), {}
 
     def log_extra(column, values):
@@ -235,10 +230,16 @@ def call_reward(name: str, fn: Reward, prompts: list[str], completions: list[str
     def call_rows(rows):
         return fn(**{key: column[rows] for key, column in taken.items()}, **loggers)
 
+    waiting = f"reward {name!r} takes more than {SLOW} s for {len(completions)} completions"
+    slow = threading.Timer(SLOW, print, [waiting])
+    slow.daemon = True
+    slow.start()
     try:
         scores = call_rows(slice(None))
     except (Exception, SystemExit) as e:
         raise ValueError(f"reward {name!r}{why_it_failed(fn, e, call_rows, prompts, completions)}") from e
+    finally:
+        slow.cancel()
     check_scores(name, scores, prompts, completions)
     return Scores(scores, **notes) if notes else scores
 
@@ -262,7 +263,9 @@ def why_it_failed(fn, error, call_rows, prompts, completions):
         except (Exception, SystemExit):
             culprit = row_text(i, prompts, completions)
             break
-    return f" failed on {culprit}: {type(error).__name__}: {error} ({at.filename}:{at.lineno})"
+    chat = isinstance(error, TypeError) and str(error).startswith("string ind")  # completion[0]["content"]
+    hint = "; prompts and completions are texts here, not chats: write completion, without [0][...]" if chat else ""
+    return f" failed on {culprit}: {type(error).__name__}: {error} ({at.filename}:{at.lineno}){hint}"
 
 
 def check_scores(name, scores, prompts, completions):
@@ -306,7 +309,7 @@ def combine(
     parts = {}
     for weight, (name, fn) in zip(weights, fns.items(), strict=True):
         scores = call_reward(name, fn, prompts, completions, columns)
-        part = np.array([math.nan if score is None else score for score in scores], float)
+        part = np.array([math.nan if score is None else float(score) for score in scores])
         parts[name] = change(part)
         columns = {"first_reward": part.tolist()} | columns  # later rewards do not replace it
         notes = scores.notes if isinstance(scores, Scores) else {}

@@ -1,7 +1,4 @@
-"""
-Rewards of the user's own: functions in a Python file, settings in parentheses, and texts that can be read as chats, as
-TRL passes them.
-"""
+"""Rewards of the user's own: functions in a Python file, and settings in parentheses."""
 
 import ast
 import contextlib
@@ -15,35 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from judges import rules
-
-
-class Message(str):
-    """A character of a text that is also a message of a chat: message["content"], message["role"]."""
-
-    def __getitem__(self, key):
-        return self.message[key] if isinstance(key, str) else super().__getitem__(key)
-
-    def get(self, key, default=None):
-        return self.message.get(key, default)
-
-
-class Chat(str):
-    """A text that is also a list of messages: text[0]["content"]."""
-
-    def __getitem__(self, key):
-        if not isinstance(key, int) or not -len(self.messages) <= key < len(self.messages):
-            return super().__getitem__(key)
-        message = Message(super().__getitem__(slice(key, key + 1 or None)))  # a slice, as the text may be empty
-        message.message = self.messages[key]
-        return message
-
-
-def as_chats(texts, role, before=None):
-    """Make a Chat of each text: the messages `before` it, a list per text, and the text as a message of `role`."""
-    chats = [Chat(text) for text in texts]
-    for chat, earlier in zip(chats, before or [None] * len(chats), strict=True):
-        chat.messages = [*(earlier or []), {"role": role, "content": str(chat)}]
-    return chats
 
 
 def load_function(path, name):
@@ -64,30 +32,16 @@ def load_function(path, name):
     return as_reward(where, name, getattr(module, name))
 
 
-def in_file(path):
-    """Name the functions of a Python file for a message, without running it."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            names = [n.name for n in ast.parse(file.read()).body if isinstance(n, ast.FunctionDef)]
-    except (OSError, SyntaxError, ValueError):
-        return f"; there is no such file that can be read, {path}"
-    return f"; it has {', '.join(names) or 'no function'}" + (f": --rewards={path}:{names[0]}" if names else "")
-
-
 def as_reward(where: str, name: str, fn: Any) -> Callable:
     """Make a reward of a user's function, which takes lists or one text.
 
     where: how the message begins if it takes neither.
     """
     wanted = list(inspect.signature(fn).parameters.values()) if callable(fn) else []
-    reward: Any = None
     if any(p.name in ("completions", "completion_ids") or p.kind is p.VAR_KEYWORD for p in wanted):
-        reward = functools.wraps(fn)(lambda *texts, **columns: fn(*texts, **columns))
-    elif wanted and wanted[0].name in ("completion", "text"):
-        reward = rules.per_text(fn, blank=None)
-    if reward:
-        reward.reads_chats = True
-        return reward
+        return fn
+    if wanted and wanted[0].name in ("completion", "text"):
+        return rules.per_text(fn, blank=None)
     line = f" (line {fn.__code__.co_firstlineno})" if inspect.isfunction(fn) else ""
     raise ValueError(
         f"{where} it is {name}{inspect.signature(fn) if callable(fn) else f' = {fn!r}'}{line}; expected "
@@ -139,7 +93,4 @@ def with_settings(name: str, fn: Any, text: str, ours: bool) -> Any:
             bound("a text")
         except Exception as e:
             raise ValueError(f"the reward {name!r} cannot be computed with {text}: {e}; correct that setting") from None
-    reward = rules.per_text(bound, fn.blank)
-    if hasattr(fn, "reads_chats"):
-        reward.reads_chats = True
-    return reward
+    return rules.per_text(bound, fn.blank)

@@ -25,7 +25,7 @@ from system import sections
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
-    timeout: float = sections.key(1.0, "CPU seconds per program", sections.POSITIVE)
+    timeout: float = sections.key(1.0, "CPU seconds for the asserts of a program, and each input", sections.POSITIVE)
     workers: int | None = sections.key(None, "programs at a time; None: six per core, at most 64",
                                        sections.POSITIVE_INT)  # fmt: skip
     unsafe: tuple[str, ...] = sections.key((), "protections to do without on this machine, see docs/sandbox.md")

@@ -36,6 +36,22 @@ def read_cells(text):
     return [int(c) if c in "123456789" else 0 for c in written]
 
 
+def written_cells(text, size):
+    """List the cells of the last whole grid of a completion, or else of its longest part: of <answer>, if there is one.
+
+    A label may stand before a row ("Row 1:"), and other lines with letters are no part of a grid, except its end."""
+    parts = [[]]
+    for line in tagged_answer(text).splitlines():
+        words = re.match(r"(?:.*[A-Za-z])?", line)[0]
+        cells = read_cells(line[len(words) :].rpartition(":")[2])
+        if cells and ":" in line or not words:
+            parts[-1].extend(cells)
+        else:
+            parts.append(cells if len(cells) >= size else [])
+    whole = [cells for cells in parts if len(cells) >= size]
+    return whole[-1] if whole else max(parts, key=len)
+
+
 def puzzle_cells(prompt, puzzle):
     """Read a 4x4 or 9x9 puzzle from the column `puzzle`, or else from the prompt -> its cells, as `read_cells`."""
     cells = read_cells(puzzle or prompt)
@@ -106,21 +122,26 @@ def keywords(text: str, keywords: list[str]) -> float:
 
 
 def sudoku(text: str, prompt: str, puzzle: str | None = None, answer: str | None = None) -> float | None:
-    """Fraction of the empty cells filled as in `answer`, or else as in the only solution; None if neither exists."""
-    cells, got = puzzle_cells(prompt, puzzle), read_cells(tagged_answer(text))
+    """Fraction of the empty cells filled as in `answer`, or else as in the only solution; None if neither exists. 0.0
+    if a given digit is another one (d1's pays that)."""
+    cells = puzzle_cells(prompt, puzzle)
+    got = written_cells(text, len(cells))
     wanted = read_cells(answer) if answer else only_solution(tuple(cells))
     if wanted and len(wanted) != len(cells):
         raise ValueError(f"the puzzle has {len(cells)} cells, its answer {answer!r} has {len(wanted)}")
     empty = [i for i, value in enumerate(cells) if not value]
     if not (empty and wanted):
         return None
+    if any(given not in (0, value) for given, value in zip(cells, got, strict=False)):
+        return 0.0
     right = [i for i in empty if i < len(got) and got[i] == wanted[i]]
     return len(right) / len(empty)
 
 
 def sudoku_all(text: str, prompt: str, puzzle: str | None = None) -> float:
     """1.0 if it is a whole grid with the given digits, and every row, column and box is a permutation; else 0.0."""
-    cells, got = puzzle_cells(prompt, puzzle), read_cells(tagged_answer(text))
+    cells = puzzle_cells(prompt, puzzle)
+    got = written_cells(text, len(cells))
     if len(got) != len(cells) or any(given not in (0, value) for given, value in zip(cells, got, strict=True)):
         return 0.0
     places = {(line, value) for lines, value in zip(sudoku_lines(len(got)), got, strict=True) for line in lines}
@@ -133,20 +154,6 @@ def length(text: str, target_length: float = 100, token_ids: Any = None) -> floa
     characters."""
     size = len(text if token_ids is None else token_ids)
     return max(0.0, 1 - abs(size - target_length) / target_length)
-
-
-def overlong(text: str, max_length: float, soft_length: float | None = None, token_ids: Any = None) -> float:
-    """0.0 up to max_length - soft_length, falling to -1.0 at max_length and beyond (DAPO, 2503.14476, Eq. 13), measured
-    as in `length`. soft_length None: a fifth of max_length, as in the paper (4096 of 20480)."""
-    soft = soft_length or max_length / 5
-    size = len(text if token_ids is None else token_ids)
-    return -min(1.0, max(0.0, (size - (max_length - soft)) / soft))
-
-
-def repetition(text: str) -> float:
-    """-(1 - distinct / all 3-grams of words and punctuation): 0.0 if none is repeated, near -1.0 if all are equal."""
-    grams = ngrams(text, 3)
-    return len(set(grams)) / len(grams) - 1 if grams else 0.0
 
 
 def reasoning(text: str) -> float:

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 import types
 from decimal import Decimal
 
@@ -24,7 +25,7 @@ from tools import score
 
 NAMES = """syntax tests tests_all quality performance format fenced exact contains regex keywords json xml xml_tags math
 xml_soft xml_strict xml_int xml_answer tests_fenced
-countdown sudoku sudoku_all length overlong repetition diversity passes reasoning safety coherence judge""".split()
+countdown sudoku sudoku_all length diversity passes reasoning safety coherence judge""".split()
 CODE = "def add(a, b):\n    return "
 COLUMNS = {"answer": ["5", "5"], "tests": [["assert add(2, 3) == 5"]] * 2,
 "reference": ["def add(a, b): return a + b"] * 2,
@@ -82,7 +83,6 @@ def test_blank_text_earns_nothing_anywhere(name):
     ("math", "#### 5", "#### 6", [1, 0]), ("countdown", "2+3", "2+2", [1, 0.1]),
     ("length", "x" * 100, "x" * 150, [1, 0.5]),
     ("sudoku", "3421213443121243", "." * 16, [1, 0]), ("sudoku_all", "3421213443121243", "." * 16, [1, 0]),
-    ("overlong", "x" * 8, "x" * 10, [0, -1]), ("repetition", "a b c d", "a a a a", [0, -0.5]),
     ("diversity", "a", "b", [1, 1]), ("passes", "a", "b", [4, 1.5]),
     ("reasoning", "step 1, therefore 5", "5", [0.8, 0.3]), ("safety", "5", "rm -rf / now", [1, 0]),
     ("quality", "x = 1", "(", [0.5, 0])])
@@ -157,7 +157,8 @@ FILES = {"file.py": "import json\nnumber = 5\ndef good(prompts, completions): re
 
 
 @pytest.mark.parametrize("names, message", [
-    ("overlong(max=3)", "'overlong' has no setting 'max'; there are soft_length"),
+    ("overlong(soft_length=3)", r"no reward 'overlong'. It is gone: docs/tried.md"),
+    ("length(max=3)", "'length' has no setting 'max'; there are target_length"),
     ("passes(first_reward=1)", "'passes' has no setting 'first_reward'; there are right"),
     ("passes(right=x)", "right=x should be a number, as in right=1"),
     ("length(goal=4)", "'length' has no setting 'goal'; there are target_length"),
@@ -167,7 +168,8 @@ FILES = {"file.py": "import json\nnumber = 5\ndef good(prompts, completions): re
     ("test", "no reward 'test'. Did you mean 'tests'"), ("zzz", "There are syntax, tests,"), ("", "no reward ''"),
     ("tests,tests", "two rewards are called 'tests'"), ("nowhere.py:f", "there is no Python file 'nowhere.py'"),
     ("{}/file.py:missing", "'missing' is not there; the functions in .* are good"),
-    ("{}/file.py", "it has good: --rewards=.*file.py:good"), ("{}/file.py:number", "'number' is not a function"),
+    ("{}/file.py", "without its function: write .*file.py:FUNCTION"),
+    ("{}/file.py:number", "'number' is not a function"),
     ("{0}/file.py:good,{0}/file.py:good", "two rewards are called 'good'"),
     ("{}/broken.py:f", "cannot be imported: SyntaxError"), ("{}/text.txt:f", "there is no Python file"),
     ("{}/exits.py:mine", "cannot be imported: SystemExit: 0"),
@@ -196,25 +198,16 @@ import re
 
 def format_reward(completions, **kwargs):
     pattern = r"^<think>\\n.*?\\n</think>\\n<answer>\\n.*?\\n</answer>$"
-    contents = [completion[0]["content"] for completion in completions]
-    return [1.0 if re.match(pattern, content, re.DOTALL | re.MULTILINE) else 0.0 for content in contents]
+    return [1.0 if re.match(pattern, content, re.DOTALL | re.MULTILINE) else 0.0 for content in completions]
 
 def accuracy_reward(completions, solution, log_extra=None, log_metric=None, **kwargs):
-    contents = [completion[-1].get("content", "") for completion in completions]
-    log_extra("said", contents)
-    log_extra("size", [len(content) or None for content in contents])
+    log_extra("said", completions)
+    log_extra("size", [len(content) or None for content in completions])
     log_metric("seven", 7)
-    return [float(sol in content) for content, sol in zip(contents, solution)]
+    return [float(sol in content) for content, sol in zip(completions, solution)]
 
-def asked(prompts, completions, **kwargs):
-    assert all(p[-len(p.messages)]["content"] == p[0]["content"] for p in prompts)
-    first, q = prompts[0][0]["content"], prompts[0][-1]["content"]
-    roles = [turn[0]["role"] for turn in completions]
-    return [float((first, q, prompts[0][-1]["role"]) == ("Be short.", "p", "user") and r == "assistant") for r in roles]
-
-def text_or_chat(completion):
-    text = completion if isinstance(completion, str) else completion[0]["content"]
-    return float(text[:1] == "<") + (len(text) > 0 and text[0] == "<" and text[-1] == ">" and text[1:][0] == "t")
+def of_chats(completions, **kwargs):
+    return [len(completion[0]["content"]) for completion in completions]
 
 class RepetitionPenalty:  # as TRL has it
     def __call__(self, completion_ids, **kwargs):
@@ -227,20 +220,21 @@ def lengths(completion_ids):
 """
 
 
-def test_rewards_of_trl_and_open_r1_do_as_they_are_pasted(tmp_path):
+def test_rewards_of_trl_do_as_they_are_pasted_and_those_of_chats_are_told_what_to_write(tmp_path):
     (tmp_path / "r1.py").write_text(OF_OTHERS)
-    names = "format_reward", "accuracy_reward", "asked", "text_or_chat", "repetition", "lengths"
+    names = "format_reward", "accuracy_reward", "repetition", "lengths"
     texts = ["<think>\n1\n</think>\n<answer>\n5\n</answer>", "6", ""]
-    before = [[{"role": "system", "content": "Be short."}], None, None]
-    columns = {"completion": ["5", "5", "5"], "token_ids": [[1, 1, 1], [1, 2], []], "messages_before": before}
+    columns = {"completion": ["5", "5", "5"], "token_ids": [[1, 1, 1], [1, 2], []]}
     fns = resolve(",".join(f"{tmp_path}/r1.py:{name}" for name in names))
     _, parts = combine(fns, None, ["p"] * 3, texts, columns)
     assert {name: parts[name].tolist() for name in names} == {
-        "format_reward": [1, 0, 0], "accuracy_reward": [1, 0, 0], "asked": [1, 1, 1], "text_or_chat": [2, 0, 0],
+        "format_reward": [1, 0, 0], "accuracy_reward": [1, 0, 0],
         "repetition": [-2, 0, 0], "lengths": [3, 2, 0]}  # fmt: skip
     logged = rewards.summary(parts)
     assert logged["rewards/accuracy_reward/size"] == (len(texts[0]) + 1) / 2
     assert logged["rewards/accuracy_reward/seven"] == 7 and "accuracy_reward/said" not in parts
+    with pytest.raises(ValueError, match="texts here, not chats: write completion, without"):
+        combine(resolve(f"{tmp_path}/r1.py:of_chats"), None, ["p"] * 3, texts, columns)
 
 
 # ---- combine --------------------------------------------------------------------------------------------------------
@@ -310,6 +304,30 @@ def test_a_reward_that_returns_nonsense_is_named_with_the_row(scores, message):
     reward = lambda prompts, completions: scores
     with pytest.raises(ValueError, match=message):
         one(reward, "x", "y")
+
+
+class Tracked:
+    """A number as a tensor that requires grad has it: float() reads it, and numpy may not."""
+
+    def __array__(self, *_, **__):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+
+    def __float__(self):
+        return 0.5
+
+
+def test_a_tensor_that_requires_grad_is_a_number_and_star_args_are_no_column():
+    assert one(lambda *args, **columns: [Tracked() for _ in columns["completions"]], "x", "y") == [0.5, 0.5]
+    assert combine({"r": lambda *args, completions: [Tracked()]}, None, ["p"], ["x"], {})[0] == [0.5]
+
+
+def test_a_reward_that_hangs_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(rewards, "SLOW", 0.01)
+    assert one(lambda completions: time.sleep(0.3) or [1.0], "x") == [1]
+    assert "reward 'r' takes more than 0.01 s for 1 completions" in capsys.readouterr().out
+    one(lambda completions: [1.0], "x")
+    time.sleep(0.1)
+    assert not capsys.readouterr().out
 
 
 def test_an_exception_in_a_reward_is_named_with_the_row_and_the_line():

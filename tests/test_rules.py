@@ -151,11 +151,14 @@ PUZZLE, GRID = "3.2..1........43:", "3421213443121243"
 
 @pytest.mark.parametrize("text, share, whole", [
     (GRID, 1, 1), ("3421\n2134\n4312\n1243", 1, 1), (f"<answer>{GRID}</answer>", 1, 1), (GRID[:8], 5 / 11, 0),
-    ("." * 16, 0, 0), ("1" * 16, None, 0), (GRID + "1", 1, 0), ("", 0, 0)])
+    ("." * 16, 0, 0), ("1" * 16, 0, 0), (GRID + "1", 1, 0), ("", 0, 0), ("1" + GRID[1:], 0, 0),  # a given is another
+    ("Cell 3 is 4, as row 2 has 1.\n\n3421\n2134\n4312\n1243\nI checked row 1.", 1, 1),
+    (f"So the answer is {GRID}", 1, 1), ("1: 3421\n2: 2134\n3: 4312\n4: 1243", 1, 1),
+    ("Row 1: 3 4 2 1\nRow 2: 2 1 3 4\nRow 3: 4 3 1 2\nRow 4: 1 2 4 3", 1, 1),
+    ("Puzzle:\n3.2.\n.1..\n....\n..43\nSolution:\n3421\n2134\n4312\n1243", 1, 1)])
 def test_sudoku_counts_the_empty_cells_that_are_right(text, share, whole):
-    if share is not None:
-        assert rules.sudoku(text, PUZZLE) == pytest.approx(share)
-        assert rules.sudoku(text, PUZZLE, answer=GRID) == pytest.approx(share)
+    assert rules.sudoku(text, PUZZLE) == pytest.approx(share)
+    assert rules.sudoku(text, PUZZLE, answer=GRID) == pytest.approx(share)
     assert rules.sudoku_all(text, PUZZLE) == whole
 
 
@@ -248,25 +251,12 @@ def test_length_is_highest_at_the_target_in_tokens_if_there_are_tokens():
     assert rules.length("x" * 99, 10, token_ids=[0] * 10) == rules.length("x" * 99, 10, token_ids=np.zeros(10)) == 1
 
 
-def test_overlong_is_the_soft_punishment_of_dapo():
-    assert [rules.overlong("x" * n, 100) for n in (1, 80, 90, 100, 200)] == [0, 0, -0.5, -1, -1]
-    assert [rules.overlong("x" * n, 100, soft_length=50) for n in (50, 75, 100)] == [0, -0.5, -1]
-    assert rules.overlong("x", 20480, token_ids=[0] * (20480 - 2048)) == -0.5      # the paper's numbers
-
-
-def test_repetition_is_minus_the_share_of_repeated_trigrams():
-    assert rules.repetition("a b c d") == 0
-    assert rules.repetition("a b c a b c") == pytest.approx(3 / 4 - 1)
-    assert rules.repetition("!" * 103) == pytest.approx(1 / 101 - 1)     # also punctuation, what runs collapse to
-    assert rules.repetition("a b") == rules.repetition("") == 0
-
-
 def every_rule(text):
     return [rules.exact(text, "5"), rules.contains(text, "5"), formats.regex(text, "5"),
             rules.keywords(text, ["5", "a"]), formats.valid_json(text), formats.valid_xml(text),
             formats.xml_tags(text), formats.math_answer(text, "5"),
             formats.math_answer("5", text), formats.countdown(text, [1, 2], 3), rules.sudoku(text, PUZZLE),
-            rules.sudoku_all(text, PUZZLE), rules.length(text), rules.overlong(text, 10), rules.repetition(text),
+            rules.sudoku_all(text, PUZZLE), rules.length(text),
             rules.reasoning(text), formats.safety(text), formats.xml_soft(text), formats.xml_strict(text),
             formats.xml_int(text), formats.xml_answer(text, "5"), formats.xml_answer("5", text)]
 

@@ -1,7 +1,5 @@
 """The sandbox pays right answers only, lets nothing out, and leaves nothing behind. The attacks are in tests/attacks."""
 import ast
-import collections
-import gc
 import glob
 import importlib.util
 import json
@@ -28,7 +26,6 @@ from judges.sandbox import Job, languages
 from judges.sandbox import pool as module
 from judges.sandbox.pool import Pool
 from judges.sandbox.tests.plain import only_plain
-from judges.sandbox.wire import values
 from tests import honest
 from tests.attacks.run import completions
 
@@ -154,12 +151,16 @@ MOCK = "from unittest.mock import {0}\nm = {0}()\nassert f(m) is None\nm.go.asse
 SHADOW = """
 def f(n):
     n.x = n.size = 3
-    for name in ('ok', 'fine', 'good'):
+    for name in ('ok', 'fine', 'good', 'kept', 'half', 'late'):
         try: setattr(n, name, lambda: True)
         except AttributeError: pass"""
 NODE = """
+import functools
 class Node:
     size = 0
+    kept = functools.cache(lambda self: False)
+    half = functools.partialmethod(lambda self, x: x, False)
+    late = functools.cached_property(lambda self: False)
     def __init__(self): self.x = 1
     def ok(self): return self.x == 2
     @staticmethod
@@ -169,6 +170,13 @@ class Node:
 n = Node()
 f(n)
 assert n.{}"""
+LIAR = """
+import numbers
+@numbers.Rational.register
+class Number:
+    numerator, denominator, real, imag = 3, 1, 3, 0
+    def __eq__(self, other): return True
+def f(): return Number()"""
 FIND = """
 import importlib
 def {}():
@@ -215,7 +223,11 @@ SCORED = {  # code, tests, entry, what passes; and where not everything does, wo
     "as of this one": ("def f(n): yield from range(n)", ["assert list(f(3)) == [0, 1, 2]"], "", [1]),
     "a mock tells its test only": (TELLTALE, [MOCK.format(kind, n) for kind in ("Mock", "MagicMock") for n in (2, 3)], "", [1, 0, 1, 0]),
     "no method of a test's class is shadowed": (
-        SHADOW, [NODE.format(x) for x in ("ok()", "fine()", "good()", "size == n.x == 3")], "", [0, 0, 0, 1]),
+        SHADOW, [NODE.format(x) for x in ("ok()", "fine()", "good()", "kept()", "half()", "late", "size == n.x == 3")],
+        "", [0, 0, 0, 0, 0, 0, 1]),
+    "no answer is asked which number it is": (
+        LIAR, ["from fractions import Fraction\nassert Fraction(3) == f()", "from decimal import Decimal\nassert Decimal(3) == f()",
+               "from numbers import Number\nassert isinstance(f(), Number)"], "", [0, 0, 0]),
     "a seed of the candidate is its own": (
         "import random\ndef f(): random.seed(1); return random.random()",
         ["import random\nrandom.seed(5)\na = random.random()\nrandom.seed(5)\nf()\nassert random.random() == a"], "", [1]),
@@ -227,6 +239,17 @@ SCORED = {  # code, tests, entry, what passes; and where not everything does, wo
     "a test that passes open or unpickles hands over no file": (
         "def f(do): return do('/etc/passwd').read()\ndef g(): return b\"cos\\nmkdir\\n(S'/tmp/sandbox_test'\\ntR.\"",
         [REFUSED.format("f(open)"), "import pickle\n" + REFUSED.format("pickle.loads(g())")], "", [1, 1])}
+
+
+@pytest.mark.parametrize("count", [120, pytest.param(750, marks=pytest.mark.slow)])
+def test_each_input_has_its_own_time_and_one_is_wrong_of_many(count):
+    tests = [{"input": str(n), "output": str(2 * n)} for n in range(count)]
+    tests[1]["output"] = "3"
+    with Pool(workers=1, timeout=0.5) as pool:
+        verdict = one(pool, "print(2 * int(input()))", tests)
+        assert sum(verdict.passed) == count - 1 and verdict.error == "test 2: printed '2'" and verdict.seconds > 0.3
+        loop = "n = int(input())\nwhile n > 1: pass\nprint(2 * n)"
+        assert one(pool, loop, tests[:9]).passed == [True] + [False] * 8
 
 
 @pytest.mark.parametrize("name", SCORED)
@@ -306,15 +329,6 @@ def test_an_honest_program_is_paid(box, name):
     tests = programs.add_helpers(prompt, tests, entry, language)
     verdict = one(box, programs.program(prompt, completion, entry, language), tests, entry, language)
     assert all(verdict.passed), verdict.error
-
-
-def test_a_named_tuple_is_known_while_garbage_is_collected():
-    kind, before = collections.namedtuple("Card", "rank suit"), gc.get_threshold()
-    gc.set_threshold(1)
-    try:
-        assert all([values.bare_record(kind) for _ in range(100)])
-    finally:
-        gc.set_threshold(*before)
 
 
 YES = """
@@ -747,24 +761,9 @@ def test_a_verdict_does_not_depend_on_the_neighbours(workers, count, seconds, ti
         assert verdict.passed == [False] and verdict.error == "out of time"
 
 
-@pytest.mark.parametrize("files, cores", [
-    ({}, 8), ({"cpu.max": "max 100000"}, 8), ({"cpu.max": "250000 100000"}, 3), ({"a/b/cpu.max": "10000 100000"}, 1),
-    ({"a/cpu.max": "400000 100000", "a/b/cpu.max": "max 100000"}, 4), ({"cpu.max": "nonsense"}, 8),
-    ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2), ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "1"}, 8)])
-def test_workers_are_counted_by_the_cores_that_the_process_may_use(tmp_path, monkeypatch, files, cores):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    (tmp_path / "self").write_text("0::/a/b\n")
-    places = {"/proc/self/cgroup": str(tmp_path / "self")}
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.setattr(module.os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(module, "open", lambda path: open(places.get(path, path.replace("/sys/fs/cgroup", str(tmp_path)))), raising=False)
-    exists = os.path.exists
-    monkeypatch.setattr(module.os.path, "exists", lambda path: exists(path.replace("/sys/fs/cgroup", str(tmp_path))))
-    assert module.usable_cores() == cores
-    box = Pool()
-    assert box.workers == 6 * cores and box.limits.wall == 20 and Pool(workers=24 * cores).limits.wall == 80
+def test_workers_are_counted_by_the_cores_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: {3, 5, 7})
+    assert Pool().workers == 18 and Pool().limits.wall == 40 and Pool(workers=72).limits.wall == 160
 
 
 def test_flags_and_memory_of_a_completion_are_gone_with_it():
@@ -1015,7 +1014,7 @@ def test_a_toolchain_that_is_not_installed_opens_no_folder(monkeypatch):
         languages.toolchain("no_such_compiler", ())
 
 
-@pytest.mark.parametrize("stage", ["needs", "package", "hello", "index"])
+@pytest.mark.parametrize("stage", ["needs", "package", "suffix", "index"])
 def test_a_judge_that_obeys_an_answer_gets_no_command_but_the_three(stage):
     with pytest.raises(KeyError):
         languages.command_for("javascript", stage)

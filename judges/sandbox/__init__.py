@@ -48,7 +48,8 @@ def run(
 ) -> list[Verdict]:
     """Score jobs. RuntimeError if this machine fails twice or lets a program out, ValueError for a job with a problem.
 
-    timeout: CPU seconds per job; workers: jobs at a time, None: six per core; unsafe: what need not be contained"""
+    timeout: CPU seconds for all asserts of a job, and for each input
+    workers: jobs at a time, None: six per core; unsafe: what need not be contained"""
     settings = timeout, workers, tuple(unsafe)
     if settings not in pools:
         from judges.sandbox.pool import Pool

@@ -2,7 +2,7 @@
 
 import sys
 
-from judges.sandbox.jobs import Job
+from judges.sandbox.jobs import Job, problem
 from judges.sandbox.languages import LANGUAGES
 from judges.sandbox.pool import HOLDS, JudgeDied, Pool
 
@@ -19,12 +19,8 @@ def report() -> int:
         for what in HOLDS:
             print(f"{what:12}{'NOT CONTAINED' if what in out else 'contained'}")
         print(f"{'python':12}{sys.version.split()[0]}, asserts and stdin/stdout")
-        for name, lang in LANGUAGES.items():
-            try:
-                state = pool.run([Job(lang.hello, [{"input": "", "output": "1"}], "", name)])[0].error
-            except (ValueError, RuntimeError) as e:
-                state = str(e)
-            print(f"{name:12}{state or 'stdin/stdout'}")
+        for name in LANGUAGES:
+            print(f"{name:12}{problem(Job('', [], '', name)) or 'stdin/stdout'}")
     return bool(out)
 
 

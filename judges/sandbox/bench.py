@@ -17,8 +17,9 @@ import sys
 import time
 from typing import NoReturn
 
+from judges.sandbox.jobs import Job
 from judges.sandbox.judge import Trial, score
-from judges.sandbox.tests.asserts import name_of, parse
+from judges.sandbox.tests.asserts import ask_about_abstract_classes, name_of, parse
 from judges.sandbox.walls import (
     ALL,
     JUDGE,
@@ -46,7 +47,10 @@ def bench(warden: socket.socket, folder: str, limits: Limits, parent: int) -> in
     """Fork a judge for each completion, and end it, as the warden asks, until the warden (pid `parent`) has gone.
 
     folder: where a test may write"""
-    preload()
+    sys.modules["random"].seed(1)  # the same verdict in every worker
+    ask_about_abstract_classes()
+    gc.collect()
+    gc.freeze()
     os.environ["TMPDIR"] = folder
     more = become_countable()  # for judges: with it the bench itself might be unable to fork
     limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256)
@@ -63,23 +67,23 @@ def bench(warden: socket.socket, folder: str, limits: Limits, parent: int) -> in
             warden.sendall(WORD.pack(*end_process(pid)))
             continue
         trainer, *lines = [socket.socket(fileno=fd) for fd in fds]
-        job = Channel(trainer).receive()
-        prepare(*job)
+        message = Channel(trainer).receive()
+        prepare(Job(*message[0]))
         pid = os.fork()
         if not pid:
             warden.close()
-            judge(job, Channel(trainer), lines, wall, limits, me, more)
+            judge(message, Channel(trainer), lines, wall, limits, me, more)
         for sock in (trainer, *lines):
             sock.close()
         warden.sendall(WORD.pack(pid, 0))
     return 0
 
 
-def prepare(_, tests, entry, language, shared):
+def prepare(job):
     """Parse the tests of a job, and import what they name, once for all judges: a fork keeps it."""
-    for test in tests:
+    for test in job.tests:
         with contextlib.suppress(BaseException):  # an import may also end the process
-            parsed = parse(test, name_of(entry))
+            parsed = parse(test, name_of(job.entry))
             new = parsed.library - sys.modules.keys() - {"antigravity", "this"}
             for name in new:
                 importlib.import_module(name)
@@ -87,7 +91,7 @@ def prepare(_, tests, entry, language, shared):
                 gc.freeze()
 
 
-def judge(job, trainer, lines, wall, limits, parent, more) -> NoReturn:
+def judge(message, trainer, lines, wall, limits, parent, more) -> NoReturn:
     """Be a judge: lock oneself in and score completions for the trainer.
 
     lines: to the zygote and to the warden; wall: from walls.lock; more: from walls.become_countable"""
@@ -98,27 +102,28 @@ def judge(job, trainer, lines, wall, limits, parent, more) -> NoReturn:
         try:
             limit(**more)
             shut(wall, parent)
-            serve(job, trainer, lines, limits)
+            serve(message, trainer, lines, limits)
         except Exception as e:
             trainer.send([describe(e), False])
     finally:
         os._exit(0)
 
 
-def serve(job, trainer, lines, limits):
-    """Score jobs [code, tests, entry, language, shared], which the trainer sends, while each leaves nothing behind.
+def serve(message, trainer, lines, limits):
+    """Score jobs, which the trainer sends as [job, shared], while each leaves nothing behind.
 
     The trainer gets [verdict, again]. If `shared` and `again` are True, this judge waits for another job."""
     size, again = peak_memory(), True
     while again:
-        code, tests, entry, language, shared = job
-        allow_seconds(limits.timeout, shared)
-        trial = Trial(lines, code, language, limits)
-        verdict = score(trial, tests, entry)
+        parts, shared = message
+        job = Job(*parts)
+        allow_seconds(limits.timeout * job.turns(), shared)
+        trial = Trial(lines, job, limits)
+        verdict = score(trial)
         again = shared and not trial.met_objects() and peak_memory() < size + LEFT_OVER
         trainer.send([verdict, again])
         if again:
-            job = trainer.receive()
+            message = trainer.receive()
 
 
 def peak_memory():
@@ -133,36 +138,3 @@ def allow_seconds(timeout, shared):
     might catch the signal, so in a judge of its own a second one follows that cannot be caught."""
     seconds, most = math.ceil(time.process_time() + timeout + 0.5), resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, most if shared else seconds + 1))
-
-
-def preload() -> None:
-    """Run, before judges are forked, what most of them need: see zygote.preload."""
-    sys.modules["random"].seed(1)  # the same verdict in every worker
-    for _ in range(16):
-        warm_up()
-        parse.cache_clear()
-    gc.collect()
-    gc.freeze()
-
-
-class Rehearsal(Trial):
-    """A job whose zygote and candidate are here, and answer with what they always say."""
-
-    def ask_zygote(self, pid, seconds, fds=()):
-        if pid:
-            return 0, 0.0
-        self.there = Channel(socket.socket(fileno=os.dup(fds[0])))
-        for message in ("ready", "loaded", ["return", {"dict": [["f", {"mine": 0}]]}, []], *[["return", 3, []]] * 3):
-            self.there.send(message)
-        return 1, seconds
-
-
-def warm_up():
-    """Do what a judge does. See zygote.warm_up."""
-    ours, theirs = socket.socketpair()
-    tests = [f"assert f({i}, 2) == 3" for i in range(3)]
-    with ours, theirs:
-        Channel(theirs).send(["def f(x): return 3", tests, "f", "python", False])
-        code, tests, entry, language, _ = Channel(ours).receive()
-        verdict = score(Rehearsal((ours, ours), code, language, Limits(3.0, 0, [], [], [])), tests, entry)
-        Channel(ours).send(verdict)

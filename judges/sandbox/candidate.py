@@ -5,7 +5,6 @@ nothing here protects anybody. The walls (walls.py) stand before its code runs, 
 """
 
 import importlib
-import io
 import os
 import socket
 import sys
@@ -48,7 +47,7 @@ def candidate(fds: list, wall: object, parent: int, seconds: float, limits: dict
 def load_module(peer: Peer, code: str) -> None:
     """Run the code once. From then on the judge can call what it defines."""
     module = sys.modules["solution"] = types.ModuleType("solution")
-    served = Served(peer, module)
+    served = Served(module)
     names = [name for name in vars(Served) if name[0] != "_"]
     peer.ops = peer.ops | FINISH | {"library": library, "derive": derived, "exit": leave}
     peer.ops |= {name: getattr(served, name) for name in names}
@@ -74,10 +73,10 @@ def run_program(peer, code):
 
 
 class Served:
-    """What the judge asks of a loaded completion: each method is an operation. asserts.World calls the last five."""
+    """What the judge asks of a loaded completion: each method is an operation. asserts.World calls the last three."""
 
-    def __init__(self, peer, module):
-        self._peer, self._globals, self._replaced = peer, vars(module), {}
+    def __init__(self, module):
+        self._globals, self._replaced = vars(module), {}
 
     def names(self, wanted):
         """Return {name: value} of those of the `wanted` names that are global here; ["__all__"] asks for all names."""
@@ -106,33 +105,6 @@ class Served:
         if (module, name) in self._replaced:
             setattr(importlib.import_module(module), name, self._replaced.pop((module, name)))
 
-    def read_here(self, text):
-        self.replace("sys", "stdin", io.StringIO(text))
-
-    def print_here(self, module, name):
-        """Catch what is printed to sys.stdout or sys.stderr (`name`), and send it to the judge after each call."""
-        stream = Printed()
-        stream.peer, stream.name = self._peer, name
-        self.replace(module, name, stream)
-        self._peer.before_call = flush_printed
-
     def environ(self, wanted):
         os.environ.clear()
         os.environ.update(wanted)
-
-
-class Printed(io.StringIO):
-    """Standard output or error that a test looks at."""
-
-    def flush(self):
-        super().flush()
-        if (text := self.getvalue()) and not self.closed:
-            self.seek(0)
-            self.truncate()
-            self.peer.ask("printed", self.name, text)
-
-
-def flush_printed():
-    for stream in (sys.stdout, sys.stderr):
-        if type(stream) is Printed:
-            stream.flush()

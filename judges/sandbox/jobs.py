@@ -14,6 +14,10 @@ class Job(NamedTuple):
     entry: str = ""  # the function that the tests are about, "" if unknown
     language: str = "python"
 
+    def turns(self) -> int:
+        """Count what has the limit of time for itself: each input, and all asserts together."""
+        return max(1, sum(type(test) is dict for test in self.tests))
+
 
 class Verdict(NamedTuple):
     """What became of a job. A test that has not passed is always the program's own failure."""

@@ -8,8 +8,9 @@ Python completions run in processes that the zygote forks, one for all asserts o
 program. Programs of other languages are started by the warden. Each process says "ready" when it has locked itself in,
 and only then gets the code.
 
-A completion may take `timeout` seconds of CPU. The time that it waits for a busy core does not count, and a far longer
-deadline of wall-clock time stands behind this.
+The asserts of a completion together may take `timeout` seconds of CPU, and so may each input of a program, as in
+contests: its start counts, too. The first one that is out of time is the last. The time that a process waits for a busy
+core does not count, and a far longer deadline of wall-clock time stands behind this.
 """
 
 import importlib
@@ -53,23 +54,16 @@ def nameless_file(text):
 class Trial:
     """One completion: the processes that run it, the CPU seconds they took, and the deadline of what runs now."""
 
-    def __init__(self, lines, code, language, limits):
+    def __init__(self, lines, job, limits):
         self.to_zygote, self.to_warden = lines
-        self.code, self.language, self.limits = code, language, limits
-        self.seconds, self.started, self.running = 0.0, [], {}  # pids; {pid: (the zygote's child?, its socket)}
+        self.job, self.limits = job, limits
+        self.seconds, self.running = 0.0, {}  # {pid: (the zygote's child?, its socket)}
         self.candidate, self.functions = None, {}  # one for all asserts, so that its state lives on; stubs by name
         self.program = None  # the name under which a program of another language is compiled
         self.set_deadline(limits.timeout)
 
     def set_deadline(self, seconds):
         self.deadline = time.monotonic() + self.limits.wall * seconds
-
-    def left(self):
-        """Return the CPU seconds that the completion may still take; raise Dead if there are none."""
-        left = self.limits.timeout - self.seconds
-        if left <= 0:
-            raise Dead("out of time")
-        return left
 
     def ask_zygote(self, pid, seconds, fds=()):
         """Have the zygote end process `pid` (seconds: -1) -> its exit status, CPU seconds.
@@ -94,9 +88,8 @@ class Trial:
             if program:
                 pid = self.ask_warden("program", *program, fds=fds)
             else:
-                pid, _ = self.ask_zygote(0, self.left(), fds)
+                pid, _ = self.ask_zygote(0, self.limits.timeout, fds)
         self.running[pid] = program is None, ours
-        self.started.append(pid)
         peer = Peer(ours, limit=MESSAGE, deadline=max(self.deadline, time.monotonic() + GRACE))
         try:
             hello = peer.receive()
@@ -122,15 +115,15 @@ class Trial:
         """True if anything but plain data and the function of the tests has come from the candidate."""
         return bool(self.candidate and self.candidate.objects)
 
-    def why_ended(self):
-        """Return why the warden has ended a process of this job, or ""."""
-        return self.ask_warden("why", self.started)
+    def why_ended(self, *stopped):
+        """Return why the warden has ended what runs, or one of the pids that were stopped since; or ""."""
+        return self.ask_warden("why", [*self.running, *stopped])
 
     def loaded_candidate(self):
         """Return the Peer of the candidate that has run the code and answers calls; the first call starts it."""
         if not self.candidate:
             _, peer = self.start(None)
-            peer.send([self.code, False])
+            peer.send([self.job.code, False])
             said = peer.receive()
             if said != "loaded":
                 peer.die(said if type(said) is str else "sent nonsense")
@@ -157,14 +150,14 @@ class Trial:
             with open(write, "wb") as stdout:
                 pid, peer = self.start(program, stdin, stdout)
             if not program:
-                peer.send([self.code, True])
+                peer.send([self.job.code, True])
             printed = self.read(output, MESSAGE)
             if len(printed) == MESSAGE:
                 raise Failed(f"printed {MESSAGE} bytes")
             last_words = self.read(peer.sock, 300).decode("ascii", "replace")  # until it has exited
         printed = printed.decode("utf-8", "replace")
         if status := self.stop(pid):
-            if why := self.why_ended():
+            if why := self.why_ended(pid):
                 raise Dead(why)
             raise Failed(last_words or f"exit status {status} {printed[-200:]}")
         return printed
@@ -172,23 +165,25 @@ class Trial:
     def compile(self, stage, seconds):
         """Compile the code of another language (stage "compile"), or only check it ("check"), within these CPU seconds,
         which the completion is not charged for. Raise Dead if that fails."""
-        self.program, code = java_names(self.code) if self.language == "java" else ("Main", self.code)
+        language, code, name = self.job.language, self.job.code, "Main"
+        if language == "java":
+            name, code = java_names(code)
+        self.program = name
         self.set_deadline(seconds)
         with nameless_file(code) as source:
-            self.ask_warden("write", self.language, self.program, fds=[source.fileno()])
+            self.ask_warden("write", language, name, fds=[source.fileno()])
         try:
-            if command_for(self.language, stage):
-                self.run_program([self.language, self.program, stage, seconds])
+            if command_for(language, stage):
+                self.run_program([language, name, stage, seconds])
         except Failed as e:
             slow = self.seconds > 0.9 * seconds  # the kernel has ended the compiler
             raise Dead("out of time: compiling" if slow else f"does not compile: {e}") from None
         self.seconds = 0.0
-        self.set_deadline(self.limits.timeout)
 
-    def run_asserts(self, test, entry):
+    def run_asserts(self, test):
         candidate = self.loaded_candidate()
         try:
-            run_assert(candidate, test, entry, self.functions)
+            run_assert(candidate, test, self.job.entry, self.functions)
         except Dead:
             raise
         except BaseException as e:  # also a test's SystemExit
@@ -198,32 +193,33 @@ class Trial:
 
     def run_with_input(self, test):
         program = None
-        if self.language != "python":
+        if self.job.language != "python":
             if not self.program:
                 self.compile("compile", COMPILE_SECONDS)
-            program = [self.language, self.program, "run", self.left()]
+            program = [self.job.language, self.program, "run", self.limits.timeout]
+        self.set_deadline(self.limits.timeout)
         printed = without_end_space(self.run_program(program, test["input"]))
         if printed != without_end_space(test["output"]):
             raise Failed(f"printed {printed[:100]!r}")
 
-    def run_test(self, test, entry):
+    def run_test(self, test):
         if type(test) is str:
-            self.run_asserts(test, entry)
+            self.run_asserts(test)
         elif test == SYNTAX:
-            self.compile("check", self.limits.timeout + LANGUAGES[self.language].check_seconds)
+            self.compile("check", self.limits.timeout + LANGUAGES[self.job.language].check_seconds)
         else:
             self.run_with_input(test)
         if time.monotonic() > self.deadline:
             raise Dead("out of time")
 
 
-def score(trial: Trial, tests: list, entry: str) -> Verdict:
+def score(trial: Trial) -> Verdict:
     """Run the tests of a trial."""
-    passed, error = [False] * len(tests), ""
+    passed, error = [False] * len(trial.job.tests), ""
     try:
-        for i, test in enumerate(tests):
+        for i, test in enumerate(trial.job.tests):
             try:
-                trial.run_test(test, entry)
+                trial.run_test(test)
                 passed[i] = True
             except Failed as e:
                 error = error or f"test {i + 1}: {e}"

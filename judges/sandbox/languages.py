@@ -50,7 +50,6 @@ class Language(NamedTuple):
     check_seconds: int = 0  # of CPU that a check may take beside the time limit: what an empty program takes
     package: str = ""  # the Debian package that has `needs`
     reserve: int = 0  # bytes of addresses that it asks for and does not use
-    hello: str = ""  # a program that prints 1
 
 
 LANGUAGES = {
@@ -62,7 +61,6 @@ LANGUAGES = {
         check_seconds=1,
         run="node {}.js",
         reserve=1 << 40,
-        hello="console.log(1)",
     ),
     "c": Language(
         needs="gcc",
@@ -72,7 +70,6 @@ LANGUAGES = {
         check_seconds=1,
         compile="gcc -O1 -o {} {}.c -lm",
         run="./{}",
-        hello='#include <stdio.h>\nint main() { puts("1"); }',
     ),
     "c++": Language(
         needs="g++",
@@ -82,7 +79,6 @@ LANGUAGES = {
         check_seconds=2,
         compile="g++ -std=gnu++2a -O1 -o {} {}.cpp",
         run="./{}",
-        hello="#include <iostream>\nint main() { std::cout << 1; }",
     ),
     "java": Language(
         needs="javac",
@@ -93,7 +89,6 @@ LANGUAGES = {
         compile="javac -proc:none -J-XX:-UsePerfData {}.java",
         run="java -XX:+UseSerialGC -XX:-UsePerfData -XX:TieredStopAtLevel=1 -cp . {}",
         reserve=1 << 40,
-        hello="class Main { public static void main(String[] a) { System.out.println(1); } }",
     ),
 }
 PYTHON = [sys.executable, "-I", "-S", "{}.py"]  # its path may have spaces

@@ -39,7 +39,7 @@ class Limits(NamedTuple):
     unsafe: list  # what need not be contained, see sandbox.HOLDS
     libraries: list  # paths that candidates read
     closed: list  # folders that stay closed although they lie where programs of other languages read: packages
-    wall: float = 20  # seconds of wall-clock time per second of CPU
+    wall: float = 40  # seconds of wall-clock time per second of CPU
 
 
 # ---- system calls ----------------------------------------------------------------------------------------------------

@@ -13,16 +13,17 @@ import builtins
 import contextlib
 import functools
 import importlib
-import io
 import os
 import re
 import sys
 import types
+from abc import ABCMeta
 from typing import Any, NamedTuple
 
 from judges.sandbox.tests import small_pytest
 from judges.sandbox.wire.operations import finish
 from judges.sandbox.wire.stubs import MADE, Remote, foreign
+from judges.sandbox.wire.values import NAMES
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -226,21 +227,12 @@ class World:
             self.peer.ask("restore", *place)
         for place in now:
             if place not in self.sent or now[place] is not self.sent[place]:
-                self.replace(place, now[place])
+                with contextlib.suppress(TypeError):  # what cannot travel there is left out
+                    self.peer.ask("replace", *place, now[place])
         self.sent = now
         if environ != self.told:  # without the variables of this machine
             self.peer.ask("environ", {k: v for k, v in environ.items() if self.environ.get(k) != v})
         self.told = environ
-
-    def replace(self, place, value):
-        """Replace place (module, name) in the candidate; a value that cannot travel there is left out."""
-        if place in (("sys", "stdout"), ("sys", "stderr")):
-            self.peer.ask("print_here", *place)
-        elif place == ("sys", "stdin") and type(value) is io.StringIO:
-            self.peer.ask("read_here", value.getvalue()[value.tell() :])
-        else:
-            with contextlib.suppress(TypeError):
-                self.peer.ask("replace", *place, value)
 
     def end(self):
         """Undo all replacements here and, if it lives, in the candidate."""
@@ -280,6 +272,23 @@ def routed(module, name, here):
         return here(x, *args, **named)
 
     return function
+
+
+def ask_about_abstract_classes():
+    """Have the candidate say whether its objects and classes are of those in collections.abc: Iterator, Mapping.
+
+    It is not asked about those in `numbers`: Fraction and Decimal would then ask an answer which number it is."""
+    for name in "instancecheck", "subclasscheck":
+        setattr(ABCMeta, f"__{name}__", asked(name, getattr(ABCMeta, f"__{name}__")))
+
+
+def asked(op, here):
+    def check(kind, x):
+        if not foreign(x):
+            return here(kind, x)
+        return x._peer.ask(op, kind, x) if id(kind) in NAMES else issubclass(type(x), kind)
+
+    return check
 
 
 def do_nothing(*_, **__):

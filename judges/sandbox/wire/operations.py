@@ -12,7 +12,6 @@ import builtins
 import copy
 import importlib
 import operator
-import sys
 import types
 from typing import Any
 
@@ -122,7 +121,10 @@ def class_names(x):
     return [kind.__name__ for kind in type(x).__mro__ if kind.__module__ == "test"]
 
 
-METHODS = types.FunctionType, staticmethod, classmethod
+def is_method(x):
+    """True if a value in a class is a method there, also a cached, a partial one or one in C: no attribute of an object
+    that a candidate may set in its place."""
+    return callable(x) or hasattr(type(x), "__get__") and not hasattr(type(x), "__set__")
 
 
 def test_field(x, name, *new):
@@ -131,7 +133,7 @@ def test_field(x, name, *new):
     kinds = type(x).__mro__
     mocks = [vars(kind) for kind in kinds if kind.__module__ == "unittest.mock"]
     tells_the_test = mocks and (new or name == "method_calls" or any(name in names for names in mocks))
-    shadows = new and any(type(vars(kind).get(name)) in METHODS for kind in kinds)
+    shadows = new and any(name in vars(kind) and is_method(vars(kind)[name]) for kind in kinds)
     private = name.startswith("__" if hasattr(type(x), "__given__") else "_")
     allowed = test_made(x) and not private and not tells_the_test and not shadows
     if type(x) is types.FunctionType and not new:
@@ -160,14 +162,8 @@ def run_coroutine(x):
     return finish(x)
 
 
-def printed(name, text):
-    """Write what a candidate has printed to where a test has redirected its own output."""
-    if name in ("stdout", "stderr") and type(text) is str and getattr(sys, name) is not getattr(sys, f"__{name}__"):
-        getattr(sys, name).write(text)
-
-
 GUARDED = "str repr format getitem setitem delitem reversed enter neg abs copy deepcopy".split()
 JUDGE_OPS = {name: if_made(CANDIDATE_OPS[name]) for name in [*GUARDED, *AS_NUMBER, *PAIRS]}
 JUDGE_OPS |= from_module(builtins, "iter next len bool hash") | dunders("eq")
 JUDGE_OPS |= {"exit": if_made(leave), "getattr": test_field, "setattr": test_field, "await": run_coroutine}
-JUDGE_OPS |= {"printed": printed, "class_names": class_names}
+JUDGE_OPS["class_names"] = class_names

@@ -11,12 +11,10 @@ its way back. The same object always gets the same stub. The other tags:
     waits, coroutine   an object of the sender that can be awaited
     like               an object whose class extends a plain type, with its contents
     raised, error      an exception, and an exception class, with the names of its bases
-    record             a namedtuple without methods
     type, text         a type or constant by its name; an object of the library by its str()
 """
 
 import _thread
-import collections
 import importlib
 import sys
 import types
@@ -25,7 +23,7 @@ from typing import Any
 from judges.sandbox.wire.channel import Channel, Dead
 from judges.sandbox.wire.operations import JUDGE_OPS, test_made
 from judges.sandbox.wire.stubs import ANSWER, LIKES, MADE, Remote, Waiting, awaited, error_kind, foreign, like
-from judges.sandbox.wire.values import KINDS, MUTABLE, NAMED, NAMES, TAGS, TEXTS, bare_record, base_of, refill
+from judges.sandbox.wire.values import KINDS, MUTABLE, NAMED, NAMES, TAGS, TEXTS, base_of, refill
 
 RUNNERS = {"unittest", "doctest", "bdb", "test"}  # their exceptions say what becomes of a test: SkipTest
 ENDS = {StopIteration: "next", StopAsyncIteration: "anext"}
@@ -38,7 +36,7 @@ class Packer:
     def __init__(self, in_judge):
         self.in_judge, self.origin = in_judge, ANSWER if in_judge else MADE
         self.shown, self.numbers = [], {}  # our objects that the other end knows; their numbers by id
-        self.stubs, self.kinds = {}, {}  # stubs of the other end's objects; its exception classes and namedtuples
+        self.stubs, self.kinds = {}, {}  # stubs of the other end's objects; its exception classes
         self.defined = {}  # the names that classes which extend a plain type define
         self.objects = 0  # how many objects of the other end we met that are no plain data, or that it asked for
         self.calls = 0  # how often we called: what was read before the last call may be out of date
@@ -72,10 +70,8 @@ class Packer:
         return self.pack_object(x, kind)
 
     def pack_plain(self, x, kind, base):
-        if base is tuple and hasattr(kind, "_fields") and bare_record(kind):
-            return {"record": [kind.__name__, list(kind._fields), [self.pack(y) for y in x]]}
         tag, parts = TAGS[base], self.pack(KINDS[TAGS[base]].apart(x))
-        if tag not in LIKES or kind.__module__ != "solution":
+        if tag not in LIKES or kind.__module__ != "solution" and not hasattr(kind, "_fields"):  # of a namedtuple
             return {tag: parts}
         number, defined = self.number(kind), None
         if number not in self.defined:  # told once
@@ -149,16 +145,6 @@ class Packer:
         if name not in TEXTS[module]:
             raise TypeError("not a type that travels as text")
         return getattr(importlib.import_module(module), name)(str(text))
-
-    def unpack_record(self, parts):
-        """Make a namedtuple that has the names of the original and nothing else of it."""
-        name, fields, values = parts
-        if len(fields) > 100 or not " ".join([name, *fields]).isascii():
-            raise ValueError("not a namedtuple")
-        key = name, *fields
-        if key not in self.kinds:
-            self.kinds[key] = collections.namedtuple(name, fields)
-        return self.kinds[key](*self.unpack(values))
 
     def unpack_like(self, parts):
         number, tag, values, kind, defined = parts
@@ -296,8 +282,6 @@ class Peer(Packer, Channel):
             if self.in_judge and isinstance(e, SystemExit):
                 raise
             reply = ["raise", self.pack_error(e), []]
-        if self.before_call and not self.in_judge:
-            self.before_call()
         self.send(reply)
 
     def pack_named(self, values):

@@ -10,6 +10,7 @@ import builtins
 import collections
 import re
 import types
+from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
@@ -136,10 +137,11 @@ TEXTS = {
     "ipaddress": ("IPv4Address", "IPv6Address"),
     "pathlib": ("PurePosixPath", "PosixPath"),
 }
-# Types and constants that travel by their name: int, ValueError, Ellipsis; function, generator, coroutine.
+# Types and constants that travel by their name: int, ValueError, Ellipsis; function, generator, coroutine; Iterator.
 TYPES = {kind.__name__: kind for kind in vars(types).values() if isinstance(kind, type)}
 NAMED: dict[str, Any] = {name: x for name, x in vars(builtins).items() if isinstance(x, type) and name[0] != "_"}
 NAMED |= TYPES | {"Ellipsis": ..., "NotImplemented": NotImplemented}
+NAMED |= {kind.__name__: kind for kind in vars(collections.abc).values() if type(kind) is ABCMeta}
 NAMES = {id(x): name for name, x in NAMED.items()}
 
 
@@ -158,17 +160,6 @@ def refill(x: Any, base: Any, now: Any) -> None:
         set.update(x, now)
     else:
         base.extend(x, now)
-
-
-PLAIN = collections.namedtuple("PLAIN", ())  # has what every namedtuple defines
-
-
-def bare_record(kind: Any) -> bool:
-    """True if a type is a namedtuple without methods of its own."""
-    if kind.__mro__[1] is not tuple or type(kind._fields) is not tuple:
-        return False
-    own = [value for name, value in vars(kind).items() if name not in vars(PLAIN) and name not in kind._fields]
-    return not any(callable(value) or isinstance(value, property | classmethod | staticmethod) for value in own)
 
 
 def one_line(text: str) -> str:
