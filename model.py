@@ -23,9 +23,6 @@ import jax.numpy as jnp
 from system import kernels, sections, settings, sharding
 from system.settings import Table
 
-# Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
-# costs nothing, and unrolled blocks copy their weights (28 in eights: 1.28 times the parameters in a forward pass).
-UNROLLED = 8
 NEVER = kernels.NEVER  # the logit of a token that must not be chosen
 
 
@@ -102,28 +99,30 @@ class ModelConfig:
 
 
 def shapes(cfg: ModelConfig, n_out: int | None = None) -> dict:
-    """List the parameters as {name: shape}; those of the blocks are stacked on a leading L axis.
+    """List the parameters as {name: shape}; those of the blocks as a list of such dicts, one for each layer.
 
     n_out: the width of the head (None: the vocabulary; 1: a judge)."""
-    L, D, V = cfg.n_layer, cfg.d_model, cfg.vocab_size
-    Q, KV = cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
-    mlp = MLPS[cfg.mlp].shapes(cfg)
-    blocks = {
-        "attn_norm": (L, D), "q": (L, D, Q), "k": (L, D, KV), "v": (L, D, KV), "o": (L, Q, D), "mlp_norm": (L, D), **mlp
-    }  # fmt: skip
-    if cfg.qkv_bias:
-        blocks |= {"q_bias": (L, Q), "k_bias": (L, KV), "v_bias": (L, KV)}
-    if cfg.qk_norm:
-        blocks |= {"q_norm": (L, cfg.head_dim), "k_norm": (L, cfg.head_dim)}
+    D, V = cfg.d_model, cfg.vocab_size
+    blocks = [attention_shapes(cfg) | MLPS[cfg.mlp].shapes(cfg, i) for i in range(cfg.n_layer)]
     head = {} if cfg.tie_embeddings and n_out is None else {"head": (D, n_out or V)}
     return {"embed": (V, D), "blocks": blocks, "norm": (D,)} | head
+
+
+def attention_shapes(cfg):
+    """List the parameters of a layer's attention, and the gains of the norms before it and before the mlp."""
+    D, Q, KV = cfg.d_model, cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
+    found = {"attn_norm": (D,), "q": (D, Q), "k": (D, KV), "v": (D, KV), "o": (Q, D), "mlp_norm": (D,)}
+    if cfg.qkv_bias:
+        found |= {"q_bias": (Q,), "k_bias": (KV,), "v_bias": (KV,)}
+    if cfg.qk_norm:
+        found |= {"q_norm": (cfg.head_dim,), "k_norm": (cfg.head_dim,)}
+    return found
 
 
 def init(key: jax.Array, cfg: ModelConfig, n_out: int | None = None) -> dict:
     """Draw the parameters of a new model."""
 
-    def leaf(path, shape):
-        name = path[-1].key
+    def draw(name, shape):
         if name.endswith("norm"):
             return jnp.full(shape, 1.0 - network(cfg).gain, jnp.float32)  # a weak type would compile twice
         if name.endswith("bias"):
@@ -138,7 +137,11 @@ def init(key: jax.Array, cfg: ModelConfig, n_out: int | None = None) -> dict:
         weights = {name: std * jax.random.normal(leaf_key, shape)}
         return sharding.shard(weights)[name]  # sharded one by one, so that no device ever holds all of them
 
-    return jax.tree_util.tree_map_with_path(leaf, shapes(cfg, n_out), is_leaf=lambda x: isinstance(x, tuple))
+    others = shapes(cfg, n_out)
+    layers = others.pop("blocks")
+    stacks = {name: draw(name, shape) for name, shape in sharding.stacked(layers).items()}
+    blocks = sharding.split_layers(stacks, layers)
+    return {name: draw(name, shape) for name, shape in others.items()} | {"blocks": blocks}
 
 
 def stored_dtype(name: str, dtype: str) -> str:
@@ -244,17 +247,16 @@ def block(x, w, cfg, rotation, attend, part=None):
 
 
 class Mlp(NamedTuple):
-    """What stands in place of the mlp. The weights of a layer are its leaves, without the leading L axis."""
+    """What stands in place of the mlp."""
 
-    shapes: Callable  # cfg -> {name: shape}, stacked over the layers that have this leaf
+    shapes: Callable  # cfg, the number of a layer -> its weights {name: shape}
     apply: Callable  # h (B, S, D), the weights of a layer, cfg -> (B, S, D)
-    stacks: Callable  # the weights of all layers, cfg -> [(those of layers with equal leaves, their numbers), ...]
 
 
-def dense_shapes(cfg):
-    """List the leaves of an mlp with a gate."""
-    L, D, F = cfg.n_layer, cfg.d_model, cfg.ff
-    return {"gate": (L, D, F), "up": (L, D, F), "down": (L, F, D)}
+def dense_shapes(cfg, i):
+    """List the weights of an mlp with a gate."""
+    D, F = cfg.d_model, cfg.ff
+    return {"gate": (D, F), "up": (D, F), "down": (F, D)}
 
 
 def dense(h, w, cfg):
@@ -263,12 +265,7 @@ def dense(h, w, cfg):
     return linear(inner, w, "down")
 
 
-def one_stack(weights, cfg):
-    """Return all layers in one stack, as they have equal leaves."""
-    return [(weights, jnp.arange(cfg.n_layer))]
-
-
-MLPS = Table(dense=Mlp(dense_shapes, dense, one_stack))
+MLPS = Table(dense=Mlp(dense_shapes, dense))
 
 
 # ---- who sees whom ---------------------------------------------------------------------------------------------------
@@ -358,23 +355,25 @@ def network(cfg):
 def forward(params, tokens, cfg, positions, mask, part=None, attention=attention):
     """Run the network over tokens (B, S) -> hidden states (B, S, D).
 
-    positions (B or 1, S): from `positions_of`. mask: from `attention_mask`. part (first, how many): only the states
-    of these columns are returned (and, with up to UNROLLED blocks, computed in the last one). attention: that of packed
-    rows is another (variants/blocks.py)."""
+    positions (B or 1, S): from `positions_of`. mask: from `attention_mask`. part (first, how many): the last layer
+    computes only the states of these columns. attention: that of packed rows is another (variants/blocks.py), and with
+    a cache (variants/caches.py)."""
     params = prepared(params, cfg)
     rotation = ROTARY[cfg.rotary](positions, cfg)
 
-    def layer(x, inputs, part=None):
-        w, i = inputs
-
+    def layer(x, w, i, part):
         def attend(q, k, v):
             return attention(q, k, v, mask(i), part)
 
-        x = block(x, sharding.gather_weights(w), cfg, rotation, attend, part)
-        return sharding.shard_rows(x), None
+        x, w = sharding.gather_layer(x, w)
+        return sharding.shard_rows(block(x, w, cfg, rotation, attend, part))
 
-    x = run_layers(layer, embed(params, tokens, cfg), params["blocks"], cfg, part)
-    return rms_norm(wanted_columns(x, part), params["norm"], cfg.norm_eps)
+    x = embed(params, tokens, cfg)
+    for i, w in enumerate(params["blocks"]):
+        is_last = i == cfg.n_layer - 1
+        run = functools.partial(layer, i=i, part=part if is_last else None)
+        x = jax.checkpoint(run)(x, w) if cfg.remat else run(x, w)
+    return rms_norm(x, params["norm"], cfg.norm_eps)
 
 
 def prepared(params, cfg):
@@ -390,7 +389,8 @@ def prepared(params, cfg):
         if path[-1].key.startswith("router"):
             return w
         w = w.astype(cfg.dtype)
-        return w if w.ndim > 2 else w.astype(kernels.between(cfg.dtype))  # matrices are (L, I, O) or (L, E, I, O)
+        is_product = w.ndim > 1 and len(path) > 1
+        return w if is_product else w.astype(kernels.between(cfg.dtype))
 
     trunk = {name: params[name] for name in ("embed", "blocks", "norm")}
     return jax.tree_util.tree_map_with_path(leaf, trunk, is_leaf=kernels.is_packed)
@@ -401,30 +401,6 @@ def embed(params, tokens, cfg):
     # A causal model's mask_id may lie outside its vocabulary: the state there is never used.
     x = sharding.shard_rows(params["embed"].at[tokens].get(mode="clip"), embedded=True)
     return network(cfg).embedded(x, cfg)
-
-
-def run_layers(layer, carry, weights, cfg, part):
-    """Apply layer(carry, (weights, number), part) -> carry, None L times -> the carry. If there are up to UNROLLED
-    layers, the last one computes no other columns than `part`."""
-    unroll = cfg.n_layer <= UNROLLED
-    last_layer = functools.partial(layer, part=part)
-    if cfg.remat:
-        layer = jax.checkpoint(layer)
-        last_layer = jax.checkpoint(last_layer)
-    *first_layers, layers = MLPS[cfg.mlp].stacks(weights, cfg)
-    for others in first_layers:
-        carry, _ = jax.lax.scan(layer, carry, others, unroll=True)
-    if part is None or not unroll:
-        return jax.lax.scan(layer, carry, layers, unroll=unroll)[0]
-    most = sharding.take(layers, slice(-1))
-    last = sharding.take(layers, -1)
-    carry, _ = jax.lax.scan(layer, carry, most, unroll=True)
-    return last_layer(carry, last)[0]
-
-
-def wanted_columns(x, part):
-    """Cut out the columns `part` of x, the result of `run_layers`, unless the last layer computed no others."""
-    return x if part is None or x.shape[1] == part[1] else columns(x, part)
 
 
 def trunk(params, tokens, cfg, valid=None, part=None):

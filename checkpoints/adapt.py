@@ -52,6 +52,8 @@ def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> 
         mean = rows.mean(0)
         return jnp.concatenate([rows, jnp.repeat(mean[None], extra, 0)]).at[mask_id].set(mean)
 
-    blocks = {n: jnp.zeros(shape) for n, shape in model.shapes(cfg)["blocks"].items() if n.endswith("_bias")}
+    shapes = model.shapes(cfg)["blocks"][0]
+    biases = {name: jnp.zeros(shape) for name, shape in shapes.items() if name.endswith("_bias")}
+    blocks = [biases | w for w in params["blocks"]]
     head = {} if cfg.tie_embeddings else {"head": with_mask(params["head"].T).T}
-    return params | head | {"embed": with_mask(params["embed"]), "blocks": blocks | params["blocks"]}, cfg
+    return params | head | {"embed": with_mask(params["embed"]), "blocks": blocks}, cfg

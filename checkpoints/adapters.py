@@ -3,6 +3,7 @@ Read and write adapters (LoRA) as PEFT folders.
 """
 
 import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Collection
@@ -29,12 +30,12 @@ PEFT_REQUIRES = {
 
 
 def adapter_shapes(cfg: model.ModelConfig, targets: Collection[str], rank: int) -> dict:
-    """List the adapters of the matrices in targets as {name: shape}, as `model.shapes` does, with a leading L axis."""
-    shapes = {}
+    """List the adapters of the matrices in targets of a layer as {name: shape}."""
+    shapes, of_layer = {}, model.shapes(cfg)["blocks"][0]
     for name in targets:
-        n_layer, n_in, n_out = model.shapes(cfg)["blocks"][name]
-        shapes[name + "_a"] = n_layer, n_in, rank
-        shapes[name + "_b"] = n_layer, rank, n_out
+        n_in, n_out = of_layer[name]
+        shapes[name + "_a"] = n_in, rank
+        shapes[name + "_b"] = rank, n_out
     return shapes
 
 
@@ -43,16 +44,17 @@ def count(cfg: Any) -> int:
     own = sections.find(cfg, "lora")
     check_targets(cfg.model, own.targets)
     shapes = adapter_shapes(cfg.model, own.targets, own.rank)
-    return sum(map(math.prod, shapes.values())) + (cfg.model.d_model if cfg.objective == "judge" else 0)
+    of_layers = cfg.model.n_layer * sum(map(math.prod, shapes.values()))
+    return of_layers + (cfg.model.d_model if cfg.objective == "judge" else 0)
 
 
 def base_bytes(m: model.ModelConfig, pack: Any, n: int, wide: int) -> int:
     """Estimate the bytes of a frozen base: n parameters of `wide` bytes, but what `pack` makes codes of few bits of."""
     total = wide * n
-    for name, shape in model.shapes(m)["blocks"].items() if pack else ():
+    for name, shape in model.shapes(m)["blocks"][0].items() if pack else ():
         codes = jax.tree.leaves(jax.eval_shape(functools.partial(pack, name, shape, None, m.dtype)))
         if codes:
-            total += sum(x.size * x.dtype.itemsize for x in codes) - wide * math.prod(shape)
+            total += m.n_layer * (sum(x.size * x.dtype.itemsize for x in codes) - wide * math.prod(shape))
     return total
 
 
@@ -60,7 +62,7 @@ def adaptable(cfg: model.ModelConfig) -> list[str]:
     """List the leaves that can have adapters: matrices of attention and mlp that are one tensor in a folder each."""
     names = huggingface.tensor_names(cfg)
     once = [leaf for leaf in ("q", "k", "v", "o", "gate", "up", "down") if list(names.values()).count(names[leaf]) == 1]
-    return [leaf for leaf in once if leaf in model.shapes(cfg)["blocks"]]
+    return [leaf for leaf in once if all(leaf in layer for layer in model.shapes(cfg)["blocks"])]
 
 
 def check_targets(cfg: model.ModelConfig, targets: tuple[str, ...]) -> None:
@@ -79,8 +81,8 @@ def adapter_places(cfg, targets, n_out):
     for path, at, name in huggingface.tensor_places(cfg, n_out):
         if path[-1] in targets:
             stem = PEFT_PREFIX + name.removesuffix("weight")
-            yield Place(("blocks", path[-1] + "_a"), at, stem + "lora_A.weight")
-            yield Place(("blocks", path[-1] + "_b"), at, stem + "lora_B.weight")
+            yield Place((*path[:-1], path[-1] + "_a"), at, stem + "lora_A.weight")
+            yield Place((*path[:-1], path[-1] + "_b"), at, stem + "lora_B.weight")
         elif name == JUDGE_HEAD:
             yield Place(("head",), (), PEFT_PREFIX + name)
 
@@ -88,7 +90,7 @@ def adapter_places(cfg, targets, n_out):
 def adapter_files(params: Any, cfg: model.ModelConfig, base: str, alpha: float) -> dict[str, Any]:
     """Make the files of a PEFT folder, as `disk.write_files` takes them. base: the folder of the base model."""
     names, n_out = huggingface.tensor_names(cfg), model.width(params)
-    ranks = {leaf[:-2]: x.shape[-1] for leaf, x in params["blocks"].items() if leaf.endswith("_a")}
+    ranks = {leaf[:-2]: x.shape[-1] for leaf, x in params["blocks"][0].items() if leaf.endswith("_a")}
     theirs: dict[str, Any] = PEFT_REQUIRES | {
         "base_model_name_or_path": base,
         "r": max(ranks.values()),
@@ -159,15 +161,15 @@ def load_merged(
     n_out = 1 if PEFT_PREFIX + JUDGE_HEAD in files else None
     named = adapter_places(cfg, adaptable(cfg), None)
     targets = {place.path[-1][:-2] for place in named if place.name in files}
-    shapes = {"blocks": adapter_shapes(cfg, targets, rank)} | ({"head": (cfg.d_model, 1)} if n_out else {})
+    shapes: dict[str, Any] = {"blocks": [adapter_shapes(cfg, targets, rank)] * cfg.n_layer}
+    shapes |= {"head": (cfg.d_model, 1)} if n_out else {}
     places = list(adapter_places(cfg, targets, n_out))
     described = f"LoRA of a {huggingface.family_of(cfg)} model", ADAPTER_CONFIG
     new = huggingface.load_tensors(folder, files, places, shapes, "float32", described)
-    for leaf in targets:  # one after the other, so that memory never holds two copies of all
-        a, b = (new["blocks"][leaf + end] for end in ("_a", "_b"))
-        if kernels.is_packed(params["blocks"][leaf]):
-            params["blocks"] |= {leaf + "_a": a, leaf + "_b": b * (alpha / rank)}
-            continue
-        merged = params["blocks"][leaf] + jnp.matmul(a, b * (alpha / rank), precision="highest")
-        params["blocks"][leaf] = merged.astype(cfg.dtype)
+    for leaf, (w, adapters) in itertools.product(targets, zip(params["blocks"], new["blocks"], strict=True)):
+        a, b = adapters[leaf + "_a"], adapters[leaf + "_b"] * (alpha / rank)
+        if kernels.is_packed(w[leaf]):
+            w |= {leaf + "_a": a, leaf + "_b": b}
+        else:  # one after the other, so that memory never holds two copies of all
+            w[leaf] = (w[leaf] + jnp.matmul(a, b, precision="highest")).astype(cfg.dtype)
     return params | {leaf: x for leaf, x in new.items() if leaf != "blocks"}, cfg

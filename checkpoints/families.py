@@ -50,9 +50,6 @@ LLADA2_TENSORS = SDAR_MOE_TENSORS | {
     "shared_gate": "model.layers.{}.mlp.shared_experts.gate_proj",
     "shared_up": "model.layers.{}.mlp.shared_experts.up_proj",
     "shared_down": "model.layers.{}.mlp.shared_experts.down_proj",
-    "dense_gate": "model.layers.{}.mlp.gate_proj",
-    "dense_up": "model.layers.{}.mlp.up_proj",
-    "dense_down": "model.layers.{}.mlp.down_proj",
 }
 LLAMA_KEYS = TOKEN_KEYS | {
     "vocab_size": "vocab_size",

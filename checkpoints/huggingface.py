@@ -59,8 +59,8 @@ def has_adapters(folder: str) -> bool:
 class Place(NamedTuple):
     """A tensor in a file, and where its values are in our params."""
 
-    path: tuple[str, ...]  # ("embed",) or ("blocks", "q")
-    at: tuple[int, ...]  # the first indices into a leaf of "blocks": the layer, and the expert
+    path: tuple[str | int, ...]  # ("embed",) or ("blocks", 3, "q")
+    at: tuple[int, ...]  # (the expert,) if its leaf has several; ()
     name: str  # of the tensor in the file
 
 
@@ -76,20 +76,17 @@ def tensor_places(cfg: model.ModelConfig, n_out: int | None, kind: str | None = 
             yield Place(("head",), (), JUDGE_HEAD)
         elif leaf != "blocks":
             yield Place((leaf,), (), names[leaf] + ".weight")
-    for i in range(cfg.n_layer):
-        for leaf, shape in shapes["blocks"].items():
+    for i, layer in enumerate(shapes["blocks"]):
+        for leaf, shape in layer.items():
             matrix = leaf.removesuffix("_bias")
             name = names.get(leaf) or names[matrix] + ".bias"
             name += "" if name.endswith("bias") else ".weight"
-            # Of a leaf that not all layers have: `dense_` is that of the first layers, others are of the last ones.
-            at = i if leaf.startswith("dense_") else i - (cfg.n_layer - shape[0])
-            experts = itertools.product(*map(range, shape[1:2] if leaf.startswith("expert") else ()))
-            for expert in experts if 0 <= at < shape[0] else ():
-                yield Place(("blocks", leaf), (at, *expert), name.format(i, e=expert and expert[0]))
+            for at in [(e,) for e in range(shape[0])] if leaf.startswith("expert") else [()]:
+                yield Place(("blocks", i, leaf), at, name.format(i, e=at and at[0]))
 
 
 def leaf_at(tree, path):
-    """Return the leaf of a tree of dicts."""
+    """Return the leaf of a tree of dicts and lists."""
     return functools.reduce(operator.getitem, path, tree)
 
 
@@ -273,7 +270,7 @@ def load_folder(
 ) -> tuple[Any, Any]:
     """Load a model's folder -> params, ModelConfig.
 
-    Every device reads only its part of each leaf, one leaf (a matrix of all layers) after the other.
+    Every device reads only its part of each leaf, one leaf after the other.
 
     dtype: of the params, and of the products of the ModelConfig; None: 32 or 16 bits (bfloat16), as in the folder
     open_as: the family of the model, see `read_config`
@@ -335,7 +332,7 @@ def load_tensors(folder, files, places, shapes, dtype, described, pack=None):
             first += shape[0]
 
     def leaf(path, shape):
-        path = tuple(key.key for key in path)
+        path = tuple(getattr(key, "key", None) or key.idx for key in path)
         n = len(next(iter(found[path])))  # sides over which tensors are stacked
         transposed = is_transposed(path, len(shape) - n)
         stored_as = model.stored_dtype(path[-1], dtype)
@@ -348,8 +345,8 @@ def load_tensors(folder, files, places, shapes, dtype, described, pack=None):
             x = np.stack(parts).reshape(*map(len, places[:n]), *parts[0].shape) if n else parts[0]
             return x.swapaxes(-1, -2) if transposed else x
 
-        def matrix(layer):
-            return fetch((slice(layer, layer + 1), slice(None), slice(None)))[0]
+        def matrix():
+            return fetch((slice(None), slice(None)))
 
         stored = pack and path[0] == "blocks" and pack(path[-1], shape, matrix, dtype)
         return stored or sharding.make_array(path[-1], shape, fetch)

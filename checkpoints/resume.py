@@ -30,7 +30,12 @@ def restore(folder: str, state: Any) -> tuple[Any, dict[str, Any]]:
         )
     saved = open_state(folder)
     state = state._replace(step=())
-    check_shapes(folder, saved, checkpoint.leaves(state))
+    shapes = {path: x.shape for path, x in checkpoint.leaves(state).items()}
+    if any("['blocks']['" in path for path in saved):
+        from checkpoints import older  # layers were stacked
+
+        saved = older.split_stacks(saved, shapes)
+    check_shapes(folder, saved, shapes)
 
     def leaf(path, x):
         return sharding.make_array(placement.leaf_name(path), x.shape, saved[jax.tree_util.keystr(path)].read)
@@ -48,10 +53,9 @@ def open_state(folder: str) -> dict[str, Leaf]:
     return {path: Leaf(tuple(values.get_shape()), values.__getitem__) for path, values in slices.items()}
 
 
-def check_shapes(folder, saved, leaves):
-    """Raise ValueError unless a state file has these leaves, {path: array}, in their shapes."""
+def check_shapes(folder, saved, shapes):
+    """Raise ValueError unless a state file has leaves of these shapes, {path: shape}."""
     sizes = {path: leaf.shape for path, leaf in saved.items()}
-    shapes = {path: x.shape for path, x in leaves.items()}
     different = sorted(path for path in sizes.keys() | shapes.keys() if sizes.get(path) != shapes.get(path))
     if different:
         raise ValueError(

@@ -47,8 +47,7 @@ def is_right(x):
 
 def all_grids():
     """Return the 288 right grids (288, T) in a random order."""
-    rows = itertools.permutations(range(4))
-    grids = np.array(list(itertools.product(rows, repeat=4))).reshape(-1, T)
+    grids = np.array([*itertools.product(itertools.permutations(range(4)), repeat=4)]).reshape(-1, T)
     return np.random.default_rng(0).permutation(grids[is_right(grids)])
 
 
@@ -64,13 +63,13 @@ def puzzles(key, grids, n):
 
 
 def init(key):
-    """Draw the parameters: a dict of arrays; those of the layers are stacked."""
-    L = LAYERS
-    matrices = dict.fromkeys("qkvo", (L, D, D)) | {"gate": (L, D, F), "up": (L, D, F), "down": (L, F, D)}
-    blocks = {"attn_norm": jnp.ones((L, D)), "mlp_norm": jnp.ones((L, D))}
+    """Draw the parameters: a dict of arrays, and a list of such dicts, one for each layer."""
+    matrices = dict.fromkeys("qkvo", (D, D)) | {"gate": (D, F), "up": (D, F), "down": (F, D)}
+    blocks = [{"attn_norm": jnp.ones(D), "mlp_norm": jnp.ones(D)}] * LAYERS
     for n, (name, shape) in enumerate(matrices.items()):
-        std = shape[1] ** -0.5 * ((2 * L) ** -0.5 if name in ("o", "down") else 1)
-        blocks[name] = std * jax.random.normal(jax.random.fold_in(key, n), shape)
+        std = shape[0] ** -0.5 * ((2 * LAYERS) ** -0.5 if name in ("o", "down") else 1)
+        drawn = std * jax.random.normal(jax.random.fold_in(key, n), (LAYERS, *shape))
+        blocks = [w | {name: matrix} for w, matrix in zip(blocks, drawn, strict=True)]
     embed = 0.5 * jax.random.normal(jax.random.fold_in(key, 8), (V, D))
     head = 0.02 * jax.random.normal(jax.random.fold_in(key, 9), (D, V))
     return {"embed": embed, "blocks": blocks, "norm": jnp.ones(D), "head": head}
@@ -102,7 +101,8 @@ def block(x, w):
 def log_probs(params, z):
     """Predict every cell of z (B, T), which has masks -> log-probs (B, T, V); that of the mask is almost -inf."""
     x = params["embed"][z]
-    x, _ = jax.lax.scan(lambda x, w: (block(x, w), None), x, params["blocks"])
+    for w in params["blocks"]:
+        x = block(x, w)
     logits = norm(x, params["norm"]) @ params["head"]
     return jax.nn.log_softmax(logits.at[..., MASK].set(-1e30))
 

@@ -12,12 +12,12 @@ from tqdm import tqdm
 
 import config
 import data
-import diffusion
 import grpo
 import rewards
 import sample
 from data import texts
 from judges import rules
+from judges.likelihood import likelihood as likelihood_bound
 from loop import run_rewards, runs
 from system import sections, sharding
 
@@ -150,7 +150,7 @@ def scoring_columns(row):
     return {"reference": row["completion"], "answer": row["completion"]} | columns
 
 
-likelihood = jax.jit(diffusion.likelihood, static_argnames=("cfg", "start"))
+likelihood = jax.jit(likelihood_bound, static_argnames=("cfg", "start"))
 
 
 def likelihoods(params: Any, held_out: data.Batch, cfg: Any):

@@ -51,10 +51,10 @@ def between(dtype):
 
 
 class Packed:
-    """Matrices that are stored in another form than numbers, see variants/quantized.py."""
+    """A matrix that is stored in another form than numbers, see variants/quantized.py."""
 
     def numbers(self):
-        """Return the matrix (I, O) of one layer."""
+        """Return the matrix (I, O)."""
         raise NotImplementedError
 
 

@@ -23,7 +23,7 @@ SIDES |= dict.fromkeys("o down embed".split(), WRITES_D)
 for _name, (_first, _last) in [*SIDES.items()]:
     SIDES |= {f"{_name}_a": (_first, None), f"{_name}_b": (None, _last)}  # adapters (I, rank), (rank, O)
 for _name in ("gate", "up", "down"):
-    SIDES |= {f"{kind}_{_name}": SIDES[_name] for kind in ("expert", "shared", "dense")}
+    SIDES |= {f"{kind}_{_name}": SIDES[_name] for kind in ("expert", "shared")}
 SIDES |= {f"{name}_bias": (None, "tensor") for name in "qkv"}
 
 
@@ -45,9 +45,10 @@ def spec(name: str | None, sides: tuple[int, ...], sizes: Any, but: str = "") ->
     An axis that does not divide its side goes to the other side; if it does not divide that either, to none.
     """
     over: list[tuple] = [()] * len(sides)
-    preferred = SIDES.get(name or "", ()) if len(sides) > 1 else ()
-    for axis, side in zip(preferred, (-2, -1), strict=False):
+    for axis, side in zip(SIDES.get(name or "", ()), (-2, -1), strict=False):
         for at in (side, -3 - side) if axis else ():
+            if -at > len(sides):  # a bias has the last side alone
+                continue
             parts = math.prod(sizes[one] for one in (axis, *over[at]))
             if sides[at] % parts == 0:
                 over[at] += (axis,)
@@ -109,6 +110,15 @@ def split_gradient(_, grads):
 
 
 gather_over_fsdp.defvjp(gathered_weights, split_gradient)
+
+
+def gather_layer(x, weights):
+    """Gather the weights of a layer when its input x is there -> x, weights.
+
+    XLA would gather all layers early, and hold them: compiled for 8 H100, the update of 24 layers of LLaDA's shape then
+    takes 23.2 GB of temporaries, and 10.3 with the barrier."""
+    x, weights = jax.lax.optimization_barrier((x, weights))
+    return x, gather_over_fsdp(weights)
 
 
 def shard_rows(x, embedded):

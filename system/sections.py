@@ -128,8 +128,8 @@ class Section:
 
     @property
     def pack(self) -> Any:
-        """Return pack(name, shape, fetch, dtype), which stores the matrices (L, I, O) of a frozen base in another form
-        while they are read (variants/quantized.py); None: they are read as they are."""
+        """Return pack(name, shape, fetch, dtype), which stores a matrix (I, O) of a frozen base in another form while
+        it is read (variants/quantized.py); None: it is read as it is."""
         return None
 
     @property

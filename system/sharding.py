@@ -70,6 +70,12 @@ def gather_weights(weights: Any) -> Any:
     return on.gather_over_fsdp(weights) if on else weights
 
 
+def gather_layer(x: Any, weights: Any) -> tuple:
+    """Gather the weights of a layer over fsdp when its input x is there, not before -> x, weights."""
+    on = many()
+    return on.gather_layer(x, weights) if on else (x, weights)
+
+
 def shard_rows(x: jax.Array, embedded: bool = False) -> jax.Array:
     """Split activations x (B, ...) by rows. embedded: x comes from a table whose columns are split over fsdp."""
     on = many()
@@ -116,6 +122,19 @@ def joined(tree: Any) -> Any:
         return a.reshape(-1, *a.shape[2:])
 
     return jax.tree.map(join_rows, tree)
+
+
+def stacked(layers: list) -> dict:
+    """List the parameters of layers [{name: shape}, ...] as stacks {name: (n, *shape)} over the n layers that have the
+    name: a new model is drawn so."""
+    shapes = {name: shape for layer in layers for name, shape in layer.items()}
+    return {name: (sum(name in layer for layer in layers), *shape) for name, shape in shapes.items()}
+
+
+def split_layers(stacks: dict, layers: list) -> list:
+    """Give each layer its own of the stacks {name: (n, ...)}. layers: a dict of names for each layer."""
+    parts = {name: iter(stack) for name, stack in stacks.items()}
+    return [{name: next(parts[name]) for name in layer} for layer in layers]
 
 
 def in_chunks(fn: Callable, size: int, *trees: Any) -> Any:

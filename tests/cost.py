@@ -10,7 +10,6 @@ import math
 from typing import NamedTuple
 
 import config
-import model
 from config import Config
 from loop import memory
 from system import sections
@@ -60,16 +59,14 @@ def rows_per_copy(cfg):
 def pass_flops(cfg, rows, scored, width, keys, last=None):
     """Estimate the FLOPs of a forward pass over `width` columns of each row, whose queries see `keys` columns.
 
-    2 per weight of a matrix and column, 4 per key, query and head column. The head reads `scored` columns. A model of a
-    few blocks computes its last block for `last` columns only (None: for all), except for their keys and values.
+    2 per weight of a matrix and column, 4 per key, query and head column. The head reads `scored` columns. The last
+    layer is computed for `last` columns only (None: for all), except for its keys and values.
     """
     m = cfg.model
     D = m.d_model
     Q = m.n_head * m.head_dim
     KV = m.kv_heads * m.head_dim
-    if last is None or m.n_layer > model.UNROLLED:
-        last = width
-    queries = (m.n_layer - 1) * width + last
+    queries = (m.n_layer - 1) * width + (width if last is None else last)
     head = 0 if cfg.objective == "judge" else 2 * scored * D * m.vocab_size
     experts = sections.find(m, "moe")
     mlp = 6 * D * memory.mlp_width(m) + (2 * D * experts.n_experts if experts else 0)

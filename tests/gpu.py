@@ -358,8 +358,8 @@ class Torch(NamedTuple):
         shapes = model.shapes(cfg)
         weights = {name: draw(name, shapes[name]) for name in ("embed", "norm")}
         weights["head"] = draw("head", shapes["head"][::-1])
-        for name, (_, *shape) in shapes["blocks"].items():
-            weights |= {f"{name}{i}": draw(name, shape[::-1]) for i in range(cfg.n_layer)}
+        for i, layer in enumerate(shapes["blocks"]):
+            weights |= {f"{name}{i}": draw(name, shape[::-1]) for name, shape in layer.items()}
         return weights
 
     def half(self):

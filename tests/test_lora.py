@@ -1,6 +1,7 @@
 """LoRA: adapters that begin as nothing and merge into what they computed, and runs that train and save nothing else."""
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -46,9 +47,11 @@ def start(cfg):
 @functools.cache
 def trained_adapters(cfg, targets=ALL, rank=3):
     """Adapters as if they had been trained: B is not 0 any more."""
-    new = lora.adapters(KEY, cfg, targets, rank)["blocks"]
+    new = lora.adapters(KEY, cfg, targets, rank)
     draw = lambda i, x: np.float32(0.1) * np.asarray(jax.random.normal(jax.random.key(i), x.shape))
-    return {"blocks": {name: draw(i, x) if name.endswith("_b") else x for i, (name, x) in enumerate(new.items())}}
+    of_layer = lambda n, w: {name: draw(99 * n + i, x) if name.endswith("_b") else x for i, (name, x)
+                               in enumerate(w.items())}  # fmt: skip
+    return {"blocks": [of_layer(n, w) for n, w in enumerate(new["blocks"])]}
 
 
 @pytest.fixture
@@ -72,43 +75,44 @@ def test_new_adapters_change_nothing_to_the_bit_and_trained_ones_do(name):
     new, trained, alone = lora.adapters(KEY, cfg, ALL, 3), trained_adapters(cfg), compute(base)
     assert np.array_equal(compute(lora.adapted(base, new, 16.0)), alone)
     for target in ALL:
-        one = {"blocks": new["blocks"] | {target + "_b": trained["blocks"][target + "_b"]}}
+        one = {"blocks": [w | {target + "_b": of_trained[target + "_b"]}
+                          for w, of_trained in zip(new["blocks"], trained["blocks"], strict=True)]}  # fmt: skip
         assert float(jnp.abs(compute(lora.adapted(base, one, 16.0)) - alone).max()) > 1e-4, target
 
 
 def test_new_adapters_are_those_of_peft_a_uniform_a_and_a_zero_b():
     cfg = model.ModelConfig(n_layer=3, n_head=2, d_model=64, d_ff=96)
     new = lora.adapters(KEY, cfg, ("q", "down"), 32)["blocks"]
-    assert {n: x.shape for n, x in new.items()} == {"q_a": (3, 64, 32), "q_b": (3, 32, 64),
-                                                    "down_a": (3, 96, 32), "down_b": (3, 32, 64)}  # fmt: skip
+    sizes = {"q_a": (64, 32), "q_b": (32, 64), "down_a": (96, 32), "down_b": (32, 64)}
+    assert [{n: x.shape for n, x in w.items()} for w in new] == [sizes] * 3
     for name, width in (("q", 64), ("down", 96)):
-        a = np.asarray(new[name + "_a"])
-        assert not new[name + "_b"].any() and 0.98 < np.abs(a).max() * width**0.5 <= 1
+        a = np.asarray([w[name + "_a"] for w in new])
+        assert not any(w[name + "_b"].any() for w in new) and 0.98 < np.abs(a).max() * width**0.5 <= 1
         assert a.std() == pytest.approx((3 * width) ** -0.5, rel=0.03)  # torch: kaiming_uniform_(a=sqrt(5))
-    assert abs(np.corrcoef(new["q_a"][0].ravel(), new["q_a"][1].ravel())[0, 1]) < 0.1
+    assert abs(np.corrcoef(new[0]["q_a"].ravel(), new[1]["q_a"].ravel())[0, 1]) < 0.1
 
 
 def test_adapters_add_alpha_over_rank_times_their_product(saved):
     cfg = SAVED["llada"]
     base, new, folder = saved(cfg, ("k", "gate"), rank=3, alpha=6.0)
     merged, _ = checkpoint.load(folder)
-    for name, w in base["blocks"].items():
-        a, b = (np.asarray(new["blocks"].get(f"{name}_{end}", 0)) for end in "ab")
-        more = 2.0 * a @ b if name in ("k", "gate") else 0
-        np.testing.assert_allclose(merged["blocks"][name], np.asarray(w) + more, atol=1e-6)
+    for layer, own, found in zip(base["blocks"], new["blocks"], merged["blocks"], strict=True):
+        for name, w in layer.items():
+            more = 2.0 * np.asarray(own[name + "_a"]) @ own[name + "_b"] if name in ("k", "gate") else 0
+            np.testing.assert_allclose(found[name], np.asarray(w) + more, atol=1e-6)
     assert all(np.array_equal(merged[name], base[name]) for name in ("embed", "norm", "head"))
 
 
 @pytest.mark.slow
 def test_the_gradient_of_adapters_is_that_of_their_matrix_seen_through_the_other_one():
     cfg = SAVED["llada"]
-    base, new = model.init(KEY, cfg), trained_adapters(cfg)["blocks"]
+    base, new = model.init(KEY, cfg), trained_adapters(cfg)
     loss = lambda params: jnp.sum(jnp.sin(model.logits(params, TOKENS, cfg)[..., :37]))
     of = jax.jit(jax.grad(lambda new, params: loss(lora.adapted(params, new, 6.0)), argnums=(0, 1)))
-    ours, full = (g["blocks"] for g in of({"blocks": new}, base))
-    for name in ALL:  # W + 2 A B: dA = 2 dW B', dB = 2 A' dW
-        np.testing.assert_allclose(ours[name + "_a"], 2 * full[name] @ new[name + "_b"].swapaxes(1, 2), atol=1e-3)
-        np.testing.assert_allclose(ours[name + "_b"], 2 * new[name + "_a"].swapaxes(1, 2) @ full[name], atol=1e-3)
+    layers = zip(*(g["blocks"] for g in of(new, base)), new["blocks"], strict=True)
+    for name, (ours, full, w) in itertools.product(ALL, layers):  # W + 2 A B: dA = 2 dW B', dB = 2 A' dW
+        np.testing.assert_allclose(ours[name + "_a"], 2 * full[name] @ w[name + "_b"].T, atol=1e-3)
+        np.testing.assert_allclose(ours[name + "_b"], 2 * w[name + "_a"].T @ full[name], atol=1e-3)
         assert float(jnp.abs(ours[name + "_b"]).max()) > 0.02, name
 
 
@@ -369,8 +373,8 @@ def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective,
     assert {path.split("'")[-2] for path in leaves if "'" in path} == kept
     assert state.reference is None and (state.average is None) == (objective != "pretrain")
     began = rl.split(base, jax.random.fold_in(jax.random.key(cfg.seed), 3), tiny("pretrain", model=SHAPE))[0]
-    for name, x in state.params["blocks"].items():
-        assert not np.array_equal(x, began["blocks"][name]), name
+    for now, was in zip(state.params["blocks"], began["blocks"], strict=True):
+        assert not any(np.array_equal(now[name], was[name]) for name in now)
 
     def kill(start, state, batch):
         if state.step == 3:

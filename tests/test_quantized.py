@@ -1,6 +1,5 @@
 """A base in 8 or 4 bits: the codes of bitsandbytes and torchao, products of its numbers, gradients, memory, runs."""
 import dataclasses
-import functools
 import json
 
 import jax
@@ -46,27 +45,22 @@ def codes_of(hexadecimal, dtype, *shape):
     return np.frombuffer(bytes.fromhex(hexadecimal), dtype).reshape(shape)
 
 
-def only(packed):
-    """-> the numbers of the only layer."""
-    return np.asarray(jax.tree.map(lambda x: x[0], packed).numbers())
-
-
 def test_codes_of_8_bits_are_those_of_torchao(weights, theirs):
-    stored = quantized.packed(lambda layer: weights.T, (1, 1536, 12), 8, "float32")
-    np.testing.assert_array_equal(stored.codes[0].T, codes_of(theirs["int8"], np.int8, 12, 1536))
-    close(stored.scale[0, 0], theirs["int8_scale"])
-    assert (abs(only(stored).T - weights) <= np.float32(theirs["int8_scale"])[:, None] * 0.501).all()
+    stored = quantized.packed(weights.T, 8, "float32")
+    np.testing.assert_array_equal(stored.codes.T, codes_of(theirs["int8"], np.int8, 12, 1536))
+    close(stored.scale[0], theirs["int8_scale"])
+    assert (abs(stored.numbers().T - weights) <= np.float32(theirs["int8_scale"])[:, None] * 0.501).all()
 
 
 def test_codes_of_4_bits_and_of_their_scales_are_those_of_bitsandbytes(weights, theirs):
-    stored = quantized.packed(lambda layer: weights.T, (1, 1536, 12), 4, "float32")
-    np.testing.assert_array_equal(stored.codes[0].T, codes_of(theirs["nf4"], np.uint8, 12, 768))
-    close(stored.outer[0], theirs["outer"])
-    close(stored.offset[0], theirs["offset"])
-    scale, said = np.asarray(stored.scale[0].T).reshape(-1), codes_of(theirs["scale"], np.uint8, 288)
+    stored = quantized.packed(weights.T, 4, "float32")
+    np.testing.assert_array_equal(stored.codes.T, codes_of(theirs["nf4"], np.uint8, 12, 768))
+    close(stored.outer, theirs["outer"])
+    close(stored.offset, theirs["offset"])
+    scale, said = np.asarray(stored.scale.T).reshape(-1), codes_of(theirs["scale"], np.uint8, 288)
     # Its kernel for CPUs does not always take the nearest code: 1 of 500 is the one beside it.
     assert (scale != said).sum() <= 2 and (abs(scale.astype(int) - said) <= 1).all()
-    numbers = only(stored).T
+    numbers = np.asarray(stored.numbers()).T
     close(abs(numbers).astype(float).sum(1), theirs["rows_abs"], 5e-3)
     largest = abs(weights.reshape(12, 24, 64)).max(-1).repeat(64, 1)
     assert (abs(numbers - weights) <= 0.17 * largest + 0.06).all()  # half the widest gap of NF4, and the scale's own
@@ -86,25 +80,21 @@ def loaded(folder, bits, **more):
     return checkpoint.load(folder / "base", pack=quantized.packing(bits), **more)
 
 
-@functools.partial(jax.jit, static_argnames="cfg")
-def as_numbers(params, cfg):
+@jax.jit
+def as_numbers(params):
     """Params with codes -> the same with the numbers that they stand for."""
-    def leaf(w):
-        return jnp.stack([jax.tree.map(lambda x, i=i: x[i], w).numbers() for i in range(cfg.n_layer)])
-
-    blocks = {name: leaf(w) if kernels.is_packed(w) else w for name, w in params["blocks"].items()}
-    return params | {"blocks": blocks}
+    return jax.tree.map(lambda w: w.numbers() if kernels.is_packed(w) else w, params, is_leaf=kernels.is_packed)
 
 
 @pytest.mark.parametrize("bits, far", [(8, 0.01), pytest.param(4, 0.1, marks=pytest.mark.slow)])
 def test_a_model_of_codes_computes_with_the_numbers_that_they_stand_for(bits, far, folder):
     params, cfg = loaded(folder, bits)
     z = jnp.array([[1, 2, cfg.mask_id, 4]])
-    packed = {name for name, w in params["blocks"].items() if kernels.is_packed(w)}
+    packed = {name for name, w in params["blocks"][0].items() if kernels.is_packed(w)}
     assert packed == {"q", "k", "v", "o", "gate", "up", "down"} and not kernels.is_packed(params["embed"])
     whole = checkpoint.load(folder / "base")[0]
-    assert all(params["blocks"][name].shape == whole["blocks"][name].shape for name in packed)
-    out, plain, exact = (logits_of(p, z, cfg) for p in (params, as_numbers(params, cfg), whole))
+    assert all(params["blocks"][0][name].shape == whole["blocks"][0][name].shape for name in packed)
+    out, plain, exact = (logits_of(p, z, cfg) for p in (params, as_numbers(params), whole))
     close(out, plain)
     gap = float(abs(out - exact)[..., :-3].max() / exact[..., :-3].std())
     assert far / 20 < gap < 10 * far
@@ -115,22 +105,22 @@ def test_the_gradient_of_adapters_is_that_beside_plain_numbers_and_that_of_finit
     params, cfg = loaded(folder, bits)
     z = jnp.array([[1, 2, cfg.mask_id, 4]])
     new = lora.adapters(KEY, cfg, ("q", "down"), 2)
-    new["blocks"] = {name: x + 0.1 * jax.random.normal(KEY, x.shape) for name, x in new["blocks"].items()}
+    new = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(KEY, x.shape), new)
 
     @jax.jit
     def loss(new, base):
         return jax.nn.log_softmax(model.logits(lora.adapted(base, new, 4.0), z, cfg))[0, 2, 7]
 
-    ours, plain = (jax.jit(jax.grad(loss))(new, base)["blocks"] for base in (params, as_numbers(params, cfg)))
-    for name in new["blocks"]:
-        close(ours[name], plain[name], 1e-5)
-    move = jax.random.normal(jax.random.key(1), new["blocks"]["q_a"].shape)
+    ours, plain = (jax.jit(jax.grad(loss))(new, base)["blocks"] for base in (params, as_numbers(params)))
+    jax.tree.map(lambda a, b: close(a, b, 1e-5), ours, plain)
+    first, *others = new["blocks"]
+    move = jax.random.normal(jax.random.key(1), first["q_a"].shape)
 
     def moved(by):
-        return float(loss({"blocks": new["blocks"] | {"q_a": new["blocks"]["q_a"] + by * move}}, params))
+        return float(loss({"blocks": [first | {"q_a": first["q_a"] + by * move}, *others]}, params))
 
     numeric = (moved(1e-2) - moved(-1e-2)) / 2e-2
-    assert abs(numeric - float((ours["q_a"] * move).sum())) < 2e-3 * max(1, abs(numeric))
+    assert abs(numeric - float((ours[0]["q_a"] * move).sum())) < 2e-3 * max(1, abs(numeric))
 
 
 @pytest.mark.slow
@@ -140,7 +130,7 @@ def test_numbers_are_made_for_one_product_at_a_time_also_in_the_backward_pass():
         cfg = dataclasses.replace(SHAPE, n_layer=n_layer, d_model=256, d_ff=1024)
         params = jax.eval_shape(lambda: model.init(KEY, cfg))
         pack = quantized.packing(bits)
-        stored = {name: pack(name, x.shape, None, "float32") or x for name, x in params["blocks"].items()}
+        stored = [{name: pack(name, x.shape, None, "float32") or x for name, x in w.items()} for w in params["blocks"]]
         new = jax.eval_shape(lambda: lora.adapters(KEY, cfg, ("q",), 2))
 
         def loss(new, base):
@@ -170,9 +160,9 @@ def test_a_run_keeps_its_base_and_goes_on_to_the_bit(bits, folder, tmp_path):
     train.train(part)
     resumed, out = train.train(dataclasses.replace(part, max_iters=4, resume=True))
     jax.tree.map(np.testing.assert_array_equal, whole.params, resumed.params)
-    assert any((x != 0).any() for name, x in whole.params["blocks"].items() if name.endswith("_b"))
+    assert any((x != 0).any() for w in whole.params["blocks"] for name, x in w.items() if name.endswith("_b"))
     found = complete.find_model(out)  # in the bits that it was trained in, with its adapters beside the codes
-    assert isinstance(found.params["blocks"]["q"], quantized.Int8 if bits == 8 else quantized.Int4)
+    assert isinstance(found.params["blocks"][0]["q"], quantized.Int8 if bits == 8 else quantized.Int4)
     z = jnp.array([[50, 51, found.cfg.mask_id]])
     merged = lora.adapted(loaded(folder, bits)[0], resumed.params, 16.0)
     close(model.logits(found.params, z, found.cfg), model.logits(merged, z, found.cfg), 1e-5)

@@ -42,7 +42,7 @@ init = jax.jit(model.init, static_argnames="cfg")
 def sharp(cfg, seed):
     """Params whose distributions are far from uniform, and differ with the position and what stands around it."""
     params = init(jax.random.key(seed), cfg)
-    blocks = params["blocks"] | {name: params["blocks"][name] * by for name, by in (("q", 3), ("k", 3), ("o", 8))}
+    blocks = [w | {"q": w["q"] * 3, "k": w["k"] * 3, "o": w["o"] * 8} for w in params["blocks"]]
     return params | {"head": params["head"] * 25, "embed": params["embed"] * 8, "blocks": blocks}
 
 

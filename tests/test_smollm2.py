@@ -63,16 +63,15 @@ def written(value):
 def gguf(tmp_path_factory):
     """-> a file, and the params that it holds: norms in float32, the embedding in Q8_0, all else in Q4_1."""
     params = jax.tree.map(np.asarray, model.init(jax.random.key(0), CFG))
-    params["blocks"] |= {n: params["blocks"][n] + np.float32(0.1) * np.arange(64, dtype=np.float32) / 64
-                         for n in ("attn_norm", "mlp_norm")}  # fmt: skip
+    for layer in params["blocks"]:
+        layer |= {n: layer[n] + np.arange(64, dtype=np.float32) / 640 for n in ("attn_norm", "mlp_norm")}
     stored = {"output_norm.weight": (0, params["norm"].tobytes(), (64,))}
     raw, held = q8_0(params["embed"] * 5)
     stored["token_embd.weight"] = (8, raw, (260, 64))
     params["embed"] = held.reshape(260, 64)
     for theirs, name in smollm2.OURS.items():
-        params["blocks"][name] = np.array(params["blocks"][name])
-        for i in range(2):
-            w = params["blocks"][name][i]
+        for i, layer in enumerate(params["blocks"]):
+            w = layer[name]
             if w.ndim == 1:
                 stored[f"blk.{i}.{theirs}.weight"] = (0, w.tobytes(), w.shape)
                 continue
@@ -82,7 +81,7 @@ def gguf(tmp_path_factory):
             stored[f"blk.{i}.{theirs}.weight"] = (3, raw, rows.shape)
             held = held.reshape(rows.shape)
             back = held.reshape(heads, -1, 2, 64).swapaxes(1, 2).reshape(rows.shape) if heads else held
-            params["blocks"][name][i] = back.T
+            layer[name] = back.T
     facts = {
         "general.architecture": "llama", "llama.block_count": 2, "llama.attention.head_count": 4,
         "llama.attention.head_count_kv": 2, "llama.embedding_length": 64, "llama.feed_forward_length": 96,

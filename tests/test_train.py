@@ -147,8 +147,8 @@ def test_norms_biases_and_embeddings_do_not_decay_and_all_else_does(tiny):
     tx, _ = rl.optimizer(tiny(learning_rate=0.1, weight_decay=0.5, warmup_iters=0))
     params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), jax.eval_shape(lambda: model.init(KEY, shape)))
     updates = jax.jit(lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p)[0])(params)
-    decaying = {"['head']", *(f"['blocks']['{n}']" for n in ("q", "k", "v", "o", "gate", "up", "down"))}
-    kept = {"['embed']", "['norm']", *(f"['blocks']['{n}']" for n in (
+    decaying = {"['head']", *(f"['blocks'][0]['{n}']" for n in ("q", "k", "v", "o", "gate", "up", "down"))}
+    kept = {"['embed']", "['norm']", *(f"['blocks'][0]['{n}']" for n in (
         "attn_norm", "mlp_norm", "q_norm", "k_norm", "q_bias", "k_bias", "v_bias"))}  # fmt: skip
     assert set(flat(params)) == decaying | kept
     for name, moved in flat(updates).items():
@@ -524,6 +524,35 @@ def test_a_run_that_cannot_be_resumed_says_why(unbroken, tiny, monkeypatch, tmp_
     assert "max_iters" not in code and lines(unbroken.out_dir)[-1]["step"] == 12  # and it is as it was
     code = leave(tiny(resume=True), monkeypatch, tmp_path)
     assert "there is no run in" in code and not os.path.exists(tiny().out_dir)
+
+
+def stacked(state):
+    """The arrays of a state file as they were when layers were stacked, and dense ones had names of their own."""
+    found, layer = {}, re.compile(r"(.*\['blocks'\])\[(\d+)\]\['(.*)'\]")
+    for path, x in state.items():
+        if at := layer.fullmatch(path):
+            kind = "dense_" * (f"{at[1]}[0]['gate']" in state and at[3] in ("gate", "up", "down")) + at[3]
+            found.setdefault(f"{at[1]}['{kind}']", {})[int(at[2])] = x
+        else:
+            found[path] = x
+    return {path: np.stack([x[i] for i in sorted(x)]) if isinstance(x, dict) else x for path, x in found.items()}
+
+
+@pytest.mark.slow
+def test_a_state_of_stacked_layers_is_resumed_to_the_bit(tiny):
+    shape = shared.shape(n_layer=3, n_head=2, d_model=16, qk_norm=True, rotary_share=0.5, **{
+        "moe.n_experts": 3, "moe.first_dense": 1, "moe.routing": "sigmoid", "moe.norm_routing": True, "moe.n_shared": 1,
+        "blocks.block": 4})  # fmt: skip
+    cfg = tiny(max_iters=4, save_interval=2, model=shape)
+    whole, _ = train.train(cfg)
+    shutil.rmtree(f"{cfg.out_dir}/step-000004")
+    file = f"{cfg.out_dir}/step-000002/state.safetensors"
+    old = stacked(safetensors.numpy.load_file(file))
+    name = next(path for path in old if path.endswith("['q']"))
+    halves = {f"{name}@{a}:{b},0:16,0:16": old[name][a:b] for a, b in ((0, 2), (2, 3))}  # as two processes wrote it
+    safetensors.numpy.save_file({path: x for path, x in old.items() if path != name} | halves, file)
+    again, _ = train.train(dataclasses.replace(cfg, resume=True))
+    jax.tree.map(np.testing.assert_array_equal, whole, again)
 
 
 def test_what_does_not_change_a_run_may_change_when_it_is_resumed_and_a_finished_one_stays(unbroken, capsys):

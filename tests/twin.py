@@ -10,7 +10,7 @@ def tensors(params, cfg):
     """Our params -> the same as tensors, a flat dict; PyTorch's matrices are (out, in)."""
     tensor = lambda x: torch.from_numpy(np.array(x.T if x.ndim == 2 else x, order="C"))
     weights = {"embed": tensor(params["embed"].T), "norm": tensor(params["norm"]), "head": tensor(params["head"])}
-    return weights | {f"{name}{i}": tensor(w[i]) for name, w in params["blocks"].items() for i in range(cfg.n_layer)}
+    return weights | {f"{name}{i}": tensor(x) for i, w in enumerate(params["blocks"]) for name, x in w.items()}
 
 
 def logits(p, z, cfg):

@@ -136,8 +136,8 @@ def tensors_of(params, cfg):
     """List the tensors [(name, array)] as page.js multiplies with them: of each layer, matrices transposed."""
     out = [(name, params[name].T if name == "head" else params[name]) for name in ("embed", "head", "norm")
            if name in params]  # fmt: skip
-    for n in range(cfg.n_layer):
-        out += [(f"{n}.{name}", stacked[n].T) for name, stacked in params["blocks"].items()]
+    for n, layer in enumerate(params["blocks"]):
+        out += [(f"{n}.{name}", w.T) for name, w in layer.items()]
     return [(name, np.asarray(array, np.float32)) for name, array in out]
 
 

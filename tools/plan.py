@@ -132,8 +132,9 @@ def abstract_run(cfg):
             params = model.cast(params, cfg.model.dtype)
         params, base = rl.split(params, key, cfg)
         if pack := config.pack_of(cfg):
-            stored = {name: pack(name, x.shape, None, cfg.model.dtype) for name, x in base["blocks"].items()}
-            base = base | {"blocks": {name: stored[name] or x for name, x in base["blocks"].items()}}
+            layers = [{name: pack(name, x.shape, None, cfg.model.dtype) or x for name, x in layer.items()}
+                      for layer in base["blocks"]]  # fmt: skip
+            base = base | {"blocks": layers}
         state = setup.new_state(params, cfg, tx)._replace(step=jnp.int32(0))
         return state, base, rl.merged(state, base, cfg)
 

@@ -118,8 +118,7 @@ def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
         if cache is None:
             h = sample.states(params, s.z, w, cfg, valid, group)
         else:
-            rows = s.z, turn, valid
-            (z, one, of_text), cache = caches.one_of_each_group(rows, cache, group)
+            z, one, of_text, cache = caches.one_of_each_group((s.z, turn, valid, cache), group)
             h, cache = block_pass(params, z, one, cfg, plan, of_text, cache)
             cache = caches.for_all_rows(cache, group)
         chosen = sample.choose(params, keys, h, s.z, w, valid, cfg, plan, rule)

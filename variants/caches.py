@@ -5,6 +5,7 @@ A causal model and a block model have exact caches (causal.py, block_steps.py). 
 Fast-dLLM's two approximate ones (sample.Plan.cache), whose sampler is here: the columns outside the current block are
 computed when the block begins, and then kept. All rows begin their next block together.
 """
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -25,49 +26,28 @@ class Write(NamedTuple):
 
 
 def new_cache(cfg, B, T):
-    """Make an empty cache for B rows of T columns -> [keys, values], each (layers, B, KV heads, T, head_dim)."""
-    shape = cfg.n_layer, B, cfg.kv_heads, T, cfg.head_dim
-    return [bits(jnp.zeros(shape, cfg.dtype)) for _ in "kv"]
+    """Make an empty cache for B rows of T columns -> [keys, values] of each layer, (B, KV heads, T, head_dim) each."""
+    empty = jnp.zeros((B, cfg.kv_heads, T, cfg.head_dim), cfg.dtype)
+    return [[empty, empty]] * cfg.n_layer
 
 
-def bits(x):
-    """View bfloat16 as uint16. XLA's CPU converts a whole array of bfloat16 to float32 and back to slice it or to
-    update a part, in a loop once per layer."""
-    if x.dtype != jnp.bfloat16:
-        return x
-    return jax.lax.bitcast_convert_type(x, jnp.uint16)
-
-
-def numbers(x):
-    """Undo `bits`."""
-    if x.dtype != jnp.uint16:
-        return x
-    return jax.lax.bitcast_convert_type(x, jnp.bfloat16)
-
-
-def store(cache, new, layer, write):
-    """Put new (B, S, KV, K) into a layer of cache (L, B, KV, T, K), in the columns that write (a Write) names.
+def store(cache, new, write):
+    """Put new (B, S, KV, K) into the cached keys or values (B, KV, T, K) of a layer, in the columns that `write`
+    names.
 
     The cache lies as `attention` multiplies it: to transpose it takes a quarter of a step with texts of 470 tokens."""
-    dtype = jnp.bfloat16 if cache.dtype == jnp.uint16 else cache.dtype  # uint16: see `bits`
-    new = bits(new.astype(dtype))
+    new = new.astype(cache.dtype)
     if jnp.ndim(write.first) == 0 and write.high is None:
-        new = new.swapaxes(1, 2)[None]
-        return jax.lax.dynamic_update_slice(cache, new, (layer, 0, 0, write.first, 0))
+        return jax.lax.dynamic_update_slice_in_dim(cache, new.swapaxes(1, 2), write.first, 2)
     B, S = new.shape[:2]
-    T = cache.shape[3]
+    T = cache.shape[2]
     high = T if write.high is None else write.high
     first, low, high = (jnp.reshape(x, (-1, 1)) for x in (write.first, write.low, high))
     at = first + jnp.arange(S)
     outside = (at < low) | (at >= high)
     at = jnp.where(outside, T, at)  # beyond the end: dropped
     row = jnp.arange(B)[:, None]
-    return cache.at[layer, row, :, at].set(new, mode="drop")
-
-
-def stored(cache, layer):
-    """Return the keys or values (B, T, KV, K) of a layer from a cache (L, B, KV, T, K)."""
-    return numbers(cache[layer]).swapaxes(1, 2)
+    return cache.at[row, :, at].set(new, mode="drop")
 
 
 def compute(params, z, cfg, valid, cache, part, write, wanted=None):
@@ -85,27 +65,17 @@ def forward(params, tokens, cfg, positions, mask, cache, write, part=None):
     """Run the network over tokens (B, S), as model.forward does, whose columns also see those in the cache -> hidden
     states (B, S, D), and the cache with their keys and values. mask: from model.attention_mask, over the T columns of
     the cache."""
-    params = model.prepared(params, cfg)
-    rotation = model.ROTARY[cfg.rotary](positions, cfg)
+    new_cache: list[list] = []  # of the layers so far
 
-    def layer(carry, inputs, part=None):
-        x, cache = carry
-        w, i = inputs
+    def attention(q, k, v, scores, part):
+        old = cache[len(new_cache)]
+        new_cache.append([store(a, new, write) for a, new in zip(old, (k, v), strict=True)])
+        k, v = (a.swapaxes(1, 2) for a in new_cache[-1])
+        return model.attention(q, k, v, scores, part)
 
-        def attend(q, k, v):
-            nonlocal cache
-            cache = [store(old, new, i, write) for old, new in zip(cache, (k, v), strict=True)]
-            k, v = (stored(a, i) for a in cache)
-            return model.attention(q, k, v, mask(i), part)
-
-        w = jax.tree.map(numbers, sharding.gather_weights(w))
-        x = model.block(x, w, cfg, rotation, attend, part)
-        return (sharding.shard_rows(x), cache), None
-
-    carry = model.embed(params, tokens, cfg), cache
-    weights = jax.tree.map(bits, params["blocks"])
-    x, cache = model.run_layers(layer, carry, weights, cfg, part)
-    return model.rms_norm(model.wanted_columns(x, part), params["norm"], cfg.norm_eps), cache
+    cfg = dataclasses.replace(cfg, remat=False)  # a cache has no gradient
+    h = model.forward(params, tokens, cfg, positions, mask, part, attention)
+    return h, new_cache
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "group"))
@@ -133,14 +103,14 @@ def distinct_steps(step):
     return (ordered[:, 1:] > ordered[:, :-1]).sum(1)
 
 
-def one_of_each_group(rows, cache, group):
-    """Keep the first of every `group` rows, which are identical, of a tree of rows and of a cache."""
-    return sharding.take(rows, slice(None, None, group)), [a[:, ::group] for a in cache]
+def one_of_each_group(tree, group):
+    """Keep the first of every `group` rows, which are identical, of all arrays of a tree."""
+    return sharding.take(tree, slice(None, None, group))
 
 
 def for_all_rows(cache, group):
     """Repeat the rows of a cache of one row per group."""
-    return [jnp.repeat(a, group, 1) for a in cache]
+    return jax.tree.map(lambda a: jnp.repeat(a, group, 0), cache)
 
 
 # ---- Fast-dLLM -------------------------------------------------------------------------------------------------------
@@ -200,7 +170,7 @@ def fill_with_cache(params, keys, z, cfg, plan, valid, group):
     def step(state, group=1):
         s, cache = state
         w, refresh = current_block(s, cfg, plan)
-        (z, one, of_text), cache = one_of_each_group((s.z, w, valid), cache, group)
+        z, one, of_text, cache = one_of_each_group((s.z, w, valid, cache), group)
         h, cache = approximate_pass(params, z, one, refresh, cfg, plan, of_text, cache)
         chosen = sample.choose(params, keys, h, s.z, w, valid, cfg, plan, sample.RULES[plan.rule])
         s = sample.write(s, w, *chosen)

@@ -28,10 +28,10 @@ class Shape(Section):
         yield window is not None and window < 1, f"gemma.window={window} must be at least 1"
 
 
-def shapes(cfg):
+def shapes(cfg, i):
     """List the leaves of an mlp with a gate, and the gains of both norms that follow attention and mlp."""
-    gains = cfg.n_layer, cfg.d_model
-    return model.dense_shapes(cfg) | {"attn_out_norm": gains, "mlp_out_norm": gains}
+    gains = (cfg.d_model,)
+    return model.dense_shapes(cfg, i) | {"attn_out_norm": gains, "mlp_out_norm": gains}
 
 
 def mlp(h, w, cfg):
@@ -53,8 +53,7 @@ def scores(mask, distance, cfg):
         near = near & far
 
     def of_layer(i):
-        seen = far if near is far else jnp.where(i % 2 == 0, near, far)
-        return model.Scores(seen, scale, own.attn_cap)
+        return model.Scores(far if i % 2 else near, scale, own.attn_cap)
 
     return of_layer
 
@@ -69,5 +68,5 @@ def logits(x, cfg):
     return kernels.soft_cap(x, Shape.of(cfg).logit_cap)
 
 
-settings.add(model.MLPS, gemma=model.Mlp(shapes, mlp, model.one_stack))
+settings.add(model.MLPS, gemma=model.Mlp(shapes, mlp))
 settings.add(model.NETWORKS, gemma=model.Network(1, embedded, scores, logits))

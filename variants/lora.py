@@ -15,6 +15,7 @@ import config
 import model
 from checkpoints.adapters import adapter_shapes
 from loop import memory
+from system import sharding
 
 TARGETS = "q", "k", "v", "o", "gate", "up", "down"
 
@@ -62,23 +63,27 @@ def is_b(name):
 
 def adapters(key: jax.Array, cfg, targets, rank: int) -> dict:
     """Draw new adapters. As in PEFT, A is uniform within 1 / sqrt(I), and B is 0: a model begins as its base."""
-    blocks = {}
+    stacks = {}
     shapes = adapter_shapes(cfg, targets, rank)
     keys = jax.random.split(key, len(shapes))
     for name, leaf_key in zip(sorted(shapes, key=is_b), keys, strict=True):
-        shape = shapes[name]
+        shape = cfg.n_layer, *shapes[name]
         if is_b(name):
-            blocks[name] = jnp.zeros(shape)
+            stacks[name] = jnp.zeros(shape)
         else:
             drawn = jax.random.uniform(leaf_key, shape, minval=-1, maxval=1)
-            blocks[name] = drawn * shape[1] ** -0.5
-    return {"blocks": blocks}
+            stacks[name] = drawn * shape[1] ** -0.5
+    return {"blocks": sharding.split_layers(stacks, [shapes] * cfg.n_layer)}
 
 
 def adapted(base: dict, adapters: dict, alpha: float) -> dict:
     """Put adapters, and other new parameters, beside the matrices in the params of their base -> params, in which B is
     multiplied by alpha / r. The arrays of the base are shared."""
-    scaled = {}
-    for name, x in adapters["blocks"].items():
-        scaled[name] = x * (alpha / x.shape[1]) if is_b(name) else x
-    return base | adapters | {"blocks": base["blocks"] | scaled}
+
+
+    def scaled(name, x):
+        return x * (alpha / len(x)) if is_b(name) else x
+
+    blocks = [w | {name: scaled(name, x) for name, x in new.items()}
+              for w, new in zip(base["blocks"], adapters["blocks"], strict=True)]  # fmt: skip
+    return base | adapters | {"blocks": blocks}

@@ -3,8 +3,7 @@ Mixtures of experts (SDAR-MoE, LLaDA2): a layer has many small mlps, the experts
 a few of them, which a router picks.
 
 Leaves of a layer: `router`, `expert_*`, and where a family has them `router_bias` (it counts only when experts are
-picked) and `shared_*` (the experts of every token, as one mlp). The first layers of LLaDA2 have one wide mlp instead,
-`dense_*`. Each kind of leaf is stacked over the layers that have it.
+picked) and `shared_*` (the experts of every token, as one mlp). The first layers of LLaDA2 have one wide mlp instead.
 """
 import dataclasses
 import functools
@@ -51,40 +50,19 @@ class Shape(Section):
             f"moe.experts_per_token={self.experts_per_token}: expected 1 to {reach}, the experts in reach")
 
 
-def shapes(cfg) -> dict:
-    """List the leaves that stand in place of the mlp of each layer as {name: shape}."""
+def shapes(cfg, i) -> dict:
+    """List the leaves that stand in place of the mlp of layer i as {name: shape}."""
     own = Shape.of(cfg)
-    D, E, dense = cfg.d_model, own.n_experts, own.first_dense
-    L = cfg.n_layer - dense
-    found = {"router": (L, D, E)} | mlp_shapes("expert", (L, E), D, own.d_expert)
+    if i < own.first_dense:
+        return model.dense_shapes(cfg, i)
+    D, E, F = cfg.d_model, own.n_experts, own.d_expert
+    found = {"router": (D, E), "expert_gate": (E, D, F), "expert_up": (E, D, F), "expert_down": (E, F, D)}
     if own.routing == "sigmoid":
-        found["router_bias"] = L, E
+        found["router_bias"] = (E,)
     if own.n_shared:
-        found |= mlp_shapes("shared", (L,), D, own.n_shared * own.d_expert)
-    if dense:
-        found |= mlp_shapes("dense", (dense,), D, cfg.ff)
+        F *= own.n_shared
+        found |= {"shared_gate": (D, F), "shared_up": (D, F), "shared_down": (F, D)}
     return found
-
-
-def mlp_shapes(kind, axes, D, F):
-    """List the matrices of mlps of width F, stacked on `axes`."""
-    return {f"{kind}_gate": (*axes, D, F), f"{kind}_up": (*axes, D, F), f"{kind}_down": (*axes, F, D)}
-
-
-def stacks(weights, cfg):
-    """Cut the stacked leaves of all layers in two: those of the first layers, which have no experts, and the others ->
-    [(leaves, the numbers of their layers), ...]."""
-    n = Shape.of(cfg).first_dense
-    dense, others = {}, {}
-    for name, w in weights.items():
-        if name.startswith("dense_"):
-            dense[name.removeprefix("dense_")] = w
-        elif name.startswith(("router", "expert", "shared")):
-            others[name] = w
-        else:
-            dense[name], others[name] = w[:n], w[n:]
-    found = [(dense, jnp.arange(n)), (others, jnp.arange(n, cfg.n_layer))]
-    return found if n else [(weights, jnp.arange(cfg.n_layer))]
 
 
 def apply(h, w, cfg):
@@ -172,4 +150,4 @@ def multiply_tiles(x, w, expert):
     return jnp.einsum("mri,mio->mro", x, w[expert])
 
 
-settings.add(model.MLPS, moe=model.Mlp(shapes, apply, stacks))
+settings.add(model.MLPS, moe=model.Mlp(shapes, apply))

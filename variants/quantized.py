@@ -12,11 +12,10 @@ numbers of them again (`kernels.matmul`), also in the backward pass. Embeddings,
               quantiles of a normal distribution. scale = offset + CODES_8[code] * outer, the offset being the mean of
               all scales, with one `outer` for each 256 of them. Equals bitsandbytes'
 
-Shapes: L layers, I inputs, O outputs. A folder has matrices (O, I), and scales are counted along their rows.
+Shapes: I inputs, O outputs. A folder has matrices (O, I), and scales are counted along their rows.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -56,10 +55,10 @@ CODES_8 = codes_of_8_bits()
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Int8(kernels.Packed):
-    """Matrices in 8 bits. A scan over layers cuts off the leading axis."""
+    """A matrix in 8 bits."""
 
-    codes: Any  # (L, I, O) int8
-    scale: Any  # (L, 1, O) float32
+    codes: Any  # (I, O) int8
+    scale: Any  # (1, O) float32
     dtype: str = dataclasses.field(metadata=dict(static=True))  # of the numbers
 
     @property
@@ -73,21 +72,21 @@ class Int8(kernels.Packed):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Int4(kernels.Packed):
-    """Matrices in 4 bits, two codes in a byte. A scan over layers cuts off the leading axis."""
+    """A matrix in 4 bits, two codes in a byte."""
 
-    codes: Any  # (L, I / 2, O) uint8: that of input 2 i times 16, and that of input 2 i + 1
-    scale: Any  # (L, I / 64, O) uint8
-    outer: Any  # (L, I O / 64 / 256, rounded up) float32
-    offset: Any  # (L,) float32
+    codes: Any  # (I / 2, O) uint8: that of input 2 i times 16, and that of input 2 i + 1
+    scale: Any  # (I / 64, O) uint8
+    outer: Any  # (I O / 64 / 256, rounded up) float32
+    offset: Any  # () float32
     dtype: str = dataclasses.field(metadata=dict(static=True))  # of the numbers
 
     @property
     def shape(self):
-        *sides, half, n_out = self.codes.shape
-        return *sides, 2 * half, n_out
+        half, n_out = self.codes.shape
+        return 2 * half, n_out
 
     def numbers(self):
-        *_, half, n_out = self.codes.shape
+        half, n_out = self.codes.shape
         n_blocks = 2 * half // BLOCK
         number = jnp.arange(n_out) * n_blocks + jnp.arange(n_blocks)[:, None]  # of each scale, along the rows (O, I)
         scale = jnp.asarray(CODES_8)[self.scale] * self.outer[number // GROUP] + self.offset
@@ -107,7 +106,7 @@ def nearest(values, x):
 
 
 def in_8_bits(rows):
-    """Make codes of a matrix (O, I) -> {field of Int8: array without the axis L}."""
+    """Make codes of a matrix (O, I) -> {field of Int8: array}."""
     smallest = np.finfo(np.float32).eps
     scale = np.maximum(np.abs(rows).max(1, keepdims=True) / np.float32(127.5), smallest)
     codes = np.clip(np.rint(rows * (1 / scale)), -128, 127).astype(np.int8)
@@ -123,7 +122,7 @@ def in_4_bits(rows):
 
 
 def scales_in_8_bits(scale):
-    """Make codes of the scales (I / 64, O) of a matrix -> {field of Int4: array without the axis L}."""
+    """Make codes of the scales (I / 64, O) of a matrix -> {field of Int4: array}."""
     along_rows = scale.T.reshape(-1)
     offset = along_rows.mean(dtype=np.float32)
     groups = np.zeros((-(-along_rows.size // GROUP), GROUP), np.float32)
@@ -133,70 +132,63 @@ def scales_in_8_bits(scale):
     return {"scale": codes.reshape(scale.T.shape).T, "outer": outer, "offset": offset}
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def put(whole, part, layer):
-    """Write one layer into a stack of all, in its memory."""
-    return jax.lax.dynamic_update_index_in_dim(whole, part, layer, 0)
-
-
 def empty(shape, bits, dtype) -> Int8 | Int4:
-    """Make matrices (L, I, O) of codes that are 0."""
-    L, n_in, n_out = shape
+    """Make a matrix (I, O) of codes that are 0."""
+    n_in, n_out = shape
     if bits == 8:
-        return Int8(jnp.zeros(shape, jnp.int8), jnp.zeros((L, 1, n_out)), dtype)
+        return Int8(jnp.zeros(shape, jnp.int8), jnp.zeros((1, n_out)), dtype)
     n_scales = n_in // BLOCK * n_out
-    codes = jnp.zeros((L, n_in // 2, n_out), jnp.uint8)
-    scale = jnp.zeros((L, n_in // BLOCK, n_out), jnp.uint8)
-    return Int4(codes, scale, jnp.zeros((L, -(-n_scales // GROUP))), jnp.zeros(L), dtype)
+    codes = jnp.zeros((n_in // 2, n_out), jnp.uint8)
+    scale = jnp.zeros((n_in // BLOCK, n_out), jnp.uint8)
+    return Int4(codes, scale, jnp.zeros(-(-n_scales // GROUP)), jnp.zeros(()), dtype)
 
 
-def packed(fetch, shape, bits, dtype) -> Int8 | Int4:
-    """Make codes of matrices (L, I, O), one after the other. fetch(layer) -> that matrix, (I, O) in 16 or 32 bits."""
-    stack = empty(shape, bits, dtype)
-    for layer in range(shape[0]):
-        rows, of_rows = fetch(layer).T, in_8_bits if bits == 8 else in_4_bits
-        parts = [of_rows(np.asarray(rows[i : i + ROWS], np.float32)) for i in range(0, len(rows), ROWS)]
-        found = {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
-        found |= scales_in_8_bits(found["scale"]) if bits == 4 else {}
-        stack = dataclasses.replace(stack, **{name: put(getattr(stack, name), x, layer) for name, x in found.items()})
-    return stack
+def packed(matrix, bits, dtype) -> Int8 | Int4:
+    """Make codes of a matrix (I, O) in 16 or 32 bits."""
+    rows, of_rows = matrix.T, in_8_bits if bits == 8 else in_4_bits
+    parts = [of_rows(np.asarray(rows[i : i + ROWS], np.float32)) for i in range(0, len(rows), ROWS)]
+    found = {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
+    found |= scales_in_8_bits(found["scale"]) if bits == 4 else {}
+    return (Int8 if bits == 8 else Int4)(**jax.tree.map(jnp.asarray, found), dtype=dtype)
 
 
 def merged(params: dict, dtype: str) -> dict:
     """Make numbers of all matrices of a model, with the adapters beside them merged in."""
-    blocks = {name: x for name, x in params["blocks"].items() if not name.endswith(("_a", "_b"))}
 
     @jax.jit
     def numbers(w, adapters):
         whole = w.numbers().astype(jnp.float32)
         return (jnp.matmul(*adapters, precision="highest") + whole if adapters else whole).astype(dtype)
 
-    for name, w in blocks.items():
-        if kernels.is_packed(w):
-            beside = [params["blocks"][name + end] for end in ("_a", "_b") if name + end in params["blocks"]]
-            blocks[name] = jax.lax.map(lambda layer: numbers(*layer), (w, beside))
-    return params | {"blocks": blocks}
+    def of_layer(layer):
+        found = {name: x for name, x in layer.items() if not name.endswith(("_a", "_b"))}
+        for name, w in found.items():
+            if kernels.is_packed(w):
+                found[name] = numbers(w, [layer[name + end] for end in ("_a", "_b") if name + end in layer])
+        return found
+
+    return params | {"blocks": [of_layer(layer) for layer in params["blocks"]]}
 
 
 def check_shape(name, shape):
-    """Raise a ValueError if the matrices of this name cannot be stored in 4 bits."""
-    if shape[1] % BLOCK:
-        raise ValueError(f"quantized.bits=4: {name} has {shape[1]} inputs, and {BLOCK} of them share a scale: take "
+    """Raise a ValueError if the matrix of this name cannot be stored in 4 bits."""
+    if shape[0] % BLOCK:
+        raise ValueError(f"quantized.bits=4: {name} has {shape[0]} inputs, and {BLOCK} of them share a scale: take "
                          "quantized.bits=8")  # fmt: skip
 
 
 def packing(bits) -> Callable | None:
-    """Make pack(name, shape, fetch, dtype) -> the matrices of this name as codes; None: they stay numbers. fetch None:
-    codes that are 0. bits None: there is no such function."""
+    """Make pack(name, shape, fetch, dtype) -> the matrix of this name as codes; None: it stays numbers. fetch(): its
+    numbers; fetch None: codes that are 0. bits None: there is no such function."""
     if bits is None:
         return None
 
     def pack(name, shape, fetch, dtype):
-        if name.startswith(("router", "expert")) or len(shape) != 3:
+        if name.startswith(("router", "expert")) or len(shape) != 2:
             return None
         if bits == 4:
             check_shape(name, shape)
-        return packed(fetch, shape, bits, dtype) if fetch else empty(shape, bits, dtype)
+        return packed(fetch(), bits, dtype) if fetch else empty(shape, bits, dtype)
 
     return pack
 

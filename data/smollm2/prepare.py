@@ -106,8 +106,7 @@ def weights(facts, tensor):
         w = tensor(f"blk.{i}.{theirs}.weight")
         return (half_split(w, turned[name]) if name in turned else w).T
 
-    blocks = {name: np.stack([layer(name, theirs, i) for i in range(fields["n_layer"])])
-              for theirs, name in OURS.items()}
+    blocks = [{name: layer(name, theirs, i) for theirs, name in OURS.items()} for i in range(fields["n_layer"])]
     return {"embed": embed, "blocks": blocks, "norm": tensor("output_norm.weight")}, fields
 
 

@@ -28,7 +28,7 @@ from checkpoints import huggingface
 from data import bpe, byte_merges, foreign, learn
 from data.acecode import prepare as real_acecode
 from data.countdown_tasks import prepare as real_countdown
-from system import disk, drawn, files, sections
+from system import disk, drawn, files, sections, sharding
 from variants import blocks, gemma, moe
 
 HERE = Path(__file__).parent
@@ -192,9 +192,11 @@ def checkpoint(folder, name):
     size = used if "causal" in fixed else used // 64 * 64 + 64
     cfg = shape_of(name, tok, vocab_size=size, **SIZE)
     rng = np.random.default_rng(0)  # model.init would take longer to compile than the model to run
-    def draw(path, shape):
-        return np.float32(rng.normal(path[-1].key.endswith("norm"), 0.1, shape))
-    params = jax.tree_util.tree_map_with_path(draw, model.shapes(cfg), is_leaf=lambda x: isinstance(x, tuple))
+    def draw(shapes):
+        return {name: np.float32(rng.normal(name.endswith("norm"), 0.1, shapes[name])) for name in sorted(shapes)}
+    shapes = model.shapes(cfg)
+    layers = shapes.pop("blocks")
+    params = {"blocks": sharding.split_layers(draw(sharding.stacked(layers)), layers)} | draw(shapes)
     huggingface.save(folder, params, cfg)
     write_tokenizer(Path(folder), tok, name)
     return sum(x.size for x in jax.tree.leaves(params))
