@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import data
+import diffusion
 import model
 from checkpoints import checkpoint
-from judges.likelihood import likelihood
 from system import sharding
 
 MAX_LEN = 4096  # the most tokens of prompt and completion that a judge reads
@@ -102,7 +102,7 @@ def coherence(
 
     @jax.jit
     def bound(params, tokens, valid, maskable):
-        return likelihood(params, data.Batch(tokens, maskable, valid), jax.random.key(0), cfg)
+        return diffusion.likelihood(params, data.Batch(tokens, maskable, valid), jax.random.key(0), cfg)
 
     def reward(prompts, completions):
         tokens, valid = encode(prompts, completions, tok, max_len)

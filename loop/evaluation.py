@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 import config
 import data
+import diffusion
 import grpo
 import rewards
 import sample
@@ -150,7 +151,7 @@ def scoring_columns(row):
     return {"reference": row["completion"], "answer": row["completion"]} | columns
 
 
-likelihood = jax.jit(likelihood_bound, static_argnames=("cfg", "start"))
+likelihood = jax.jit(diffusion.likelihood, static_argnames=("cfg", "start"))
 
 
 def likelihoods(params: Any, held_out: data.Batch, cfg: Any):

@@ -21,7 +21,6 @@ import rewards
 import rl
 import sample
 from checkpoints import checkpoint, huggingface
-from judges import likelihood as bounds
 from system import sections
 from variants import paired as pairs
 
@@ -66,7 +65,7 @@ def estimated_logp(params, x, views, cfg, valid=None, start=0, chunk=None):
 
 
 loss, view_logp, token_logp = map(compiled, (diffusion.loss, diffusion.view_logp, estimated_logp))
-likelihood, logits_of = map(compiled, (bounds.likelihood, model.logits))
+likelihood, logits_of = map(compiled, (diffusion.likelihood, model.logits))
 views = jax.jit(diffusion.views, static_argnames=("name", "n", "cfg"))
 
 

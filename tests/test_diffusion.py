@@ -21,7 +21,6 @@ import data
 import diffusion
 import model
 from checkpoints import checkpoint
-from judges import likelihood as bounds
 from system import kernels
 from variants import estimators, masked_prompt  # noqa: F401
 
@@ -40,7 +39,7 @@ noise = jax.jit(noise_of, static_argnames=("cfg", "norm", "paired"))
 loss = jax.jit(diffusion.loss, static_argnames=("cfg", "start"))
 views = jax.jit(diffusion.views, static_argnames=("name", "n", "t_range"))
 logits_of = jax.jit(model.logits, static_argnames="cfg")
-likelihood = jax.jit(bounds.likelihood, static_argnames=("cfg", "n", "start"))
+likelihood = jax.jit(diffusion.likelihood, static_argnames=("cfg", "n", "start"))
 
 
 def log_probs(params, x, M, w, cfg, valid=None, start=0, chunk=None):
