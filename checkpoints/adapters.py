@@ -131,6 +131,7 @@ def load_merged(
     folder: str,
     dtype: str | None,
     find_base: Callable[[str], str],
+    bits_of: Callable[[str], int | None],
     open_as: str | None = None,
     pack: Callable | None = None,
     above: tuple = (),
@@ -140,6 +141,7 @@ def load_merged(
 
     dtype, open_as, pack: of the base, as `huggingface.load_folder` takes them
     find_base: finds the folder of the base from the path that adapters give
+    bits_of: tells the bits of the base beside which a run trained a folder of adapters, which belong to no other base
     above: the folders of adapters whose base this is
     """
     base, rank, alpha = read_adapters(folder)
@@ -151,10 +153,15 @@ def load_merged(
             f"model that they were trained on into {os.path.join(folder, ADAPTER_CONFIG)}"
         )
     if huggingface.has_adapters(base):
-        params, cfg = load_merged(base, dtype, find_base, open_as, None, above)
+        params, cfg = load_merged(base, dtype, find_base, bits_of, open_as, None, above)
         if pack:
             raise ValueError(f"{folder}: the base of these adapters, {base}, is adapters itself, which cannot be "
                              "merged into codes: write the merged base with sample.py --export=FOLDER first")
+    elif pack is None and (bits := bits_of(folder)):
+        from variants import quantized  # most adapters were trained beside numbers
+
+        params, cfg = load_merged(folder, dtype, find_base, bits_of, open_as, quantized.packing(bits))
+        return quantized.merged(params, cfg.dtype), cfg
     else:
         params, cfg = huggingface.load_folder(base, dtype, open_as, pack)
     files = disk.open_tensors(os.path.join(folder, "adapter_model.safetensors"))

@@ -107,7 +107,12 @@ def load(
         return huggingface.load_folder(folder, dtype, kind, pack)
     from checkpoints import adapters  # a folder without them needs none of it
 
-    return adapters.load_merged(folder, dtype, find, kind, pack)
+    return adapters.load_merged(folder, dtype, find, bits_of_base, kind, pack)
+
+
+def bits_of_base(folder: str) -> int | None:
+    """Return the bits of the frozen base beside which a run trained the adapters in a folder; None: it was numbers."""
+    return read_run(folder).get("config", {}).get("quantized.bits")
 
 
 def refuse_judge(folder: str | None, params: Any) -> None:

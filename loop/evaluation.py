@@ -18,7 +18,6 @@ import rewards
 import sample
 from data import texts
 from judges import rules
-from judges.likelihood import likelihood as likelihood_bound
 from loop import run_rewards, runs
 from system import sections, sharding
 

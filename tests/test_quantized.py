@@ -166,6 +166,8 @@ def test_a_run_keeps_its_base_and_goes_on_to_the_bit(bits, folder, tmp_path):
     z = jnp.array([[50, 51, found.cfg.mask_id]])
     merged = lora.adapted(loaded(folder, bits)[0], resumed.params, 16.0)
     close(model.logits(found.params, z, found.cfg), model.logits(merged, z, found.cfg), 1e-5)
+    reopened, shape = checkpoint.load(out)  # as init_from, ref_from and judge_from open a run
+    close(model.logits(reopened, z, shape), model.logits(merged, z, shape), 1e-4)
     assert complete.main([out, f"--export={tmp_path}/export"]) == 0  # the numbers that the adapters were trained beside
     exported, shape = checkpoint.load(tmp_path / "export")
     close(model.logits(exported, z, shape), model.logits(merged, z, shape), 1e-4)
