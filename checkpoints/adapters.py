@@ -6,7 +6,9 @@ import functools
 import itertools
 import math
 import os
+import zlib
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ from checkpoints.huggingface import ADAPTER_CONFIG, JUDGE_HEAD, Place
 from system import disk, kernels, sections
 
 PEFT_PREFIX = "base_model.model."  # of the names of the base's tensors
+ENDS = 2**20  # bytes at each end of a file of weights that its checksum covers
 PEFT_REQUIRES = {
     "peft_type": "LORA",
     "bias": "none",
@@ -125,6 +128,24 @@ def read_adapters(folder: str) -> tuple[str, int, Any]:
             "bring it back, or write there where it is now"
         )
     return base, rank, alpha
+
+
+def checksum(folder: str) -> int:
+    """Compute a checksum of the ends of the weight files in a folder, which another model does not have."""
+    found = 0
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with open(path, "rb") as f:
+            for place in (0, max(path.stat().st_size - ENDS, 0)):
+                f.seek(place)
+                found = zlib.crc32(f.read(ENDS), found)
+    return found
+
+
+def check_base(folder: str, base: str, recorded: int | None) -> None:
+    """Raise ValueError if the base of the adapters in a folder is no longer the one with the recorded checksum."""
+    if recorded not in (None, checksum(base)):
+        raise ValueError(f"{base} is another model than when {folder} was written, and these adapters belong to that "
+                         "one: bring it back to continue the run")  # fmt: skip
 
 
 def load_merged(

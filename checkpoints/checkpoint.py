@@ -190,17 +190,18 @@ def update_run(cfg: Any, step: int, **changes: Any) -> None:
 
 def checkpoint_files(cfg, state, best, finished):
     """Make the files of a checkpoint, as `write_files` takes them."""
+    run = {"step": int(state.step), "finished": finished, "best": best, "config": config.flatten(cfg)}
     if config.has_frozen_base(cfg):
         from checkpoints import adapters
 
+        run["base_checksum"] = adapters.checksum(cfg.init_from)
         files = adapters.adapter_files(state.weights, cfg.model, cfg.init_from, sections.find(cfg, "lora").alpha)
     else:
         files = huggingface.model_files(state.weights, cfg.model)
     files["state.safetensors"] = [
         disk.Stored(path, x, functools.partial(np.asarray, x)) for path, x in leaves(state._replace(step=())).items()
     ]
-    files["run.json"] = {"step": int(state.step), "finished": finished, "best": best, "config": config.flatten(cfg)}
-    return files
+    return files | {"run.json": run}
 
 
 def leaves(tree: Any) -> dict[str, Any]:

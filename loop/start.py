@@ -109,7 +109,8 @@ def find_checkpoint(cfg):
     if not (cfg.resume or cfg.eval_only) or not checkpoint.steps(cfg.out_dir):
         return cfg, None
     folder = checkpoint.find(cfg.out_dir)
-    was = checkpoint.read_run(folder).get("config")
+    run = checkpoint.read_run(folder)
+    was = run.get("config")
     if was is None:  # somebody else's model: it can be evaluated, and `restore` refuses to resume it
         return cfg, folder
     if cfg.resume:
@@ -125,6 +126,7 @@ def find_checkpoint(cfg):
         from checkpoints import adapters
 
         start = adapters.read_adapters(folder)[0]
+        adapters.check_base(folder, start, run.get("base_checksum"))
     family = {name: was[name] for name in ["checkpoint.open_as"] if was.get(name)}
     return config.changed(cfg, {"init_from": start, "base": ()} | family), folder
 

@@ -472,6 +472,18 @@ def test_keys_that_contradict_each_other_are_refused(changes, words, tiny):
         tiny("pretrain", **changes)
 
 
+def test_a_run_is_not_resumed_beside_another_base_than_it_began_with(tiny, place, tmp_path):
+    shutil.copytree(place / "base", tmp_path / "base")
+    cfg = tiny("pretrain", init_from=f"{tmp_path}/base", out_dir=f"{tmp_path}/run")
+    train.train(cfg)
+    more = dataclasses.replace(cfg, resume=True, max_iters=cfg.max_iters + 1)
+    train.train(more)
+    _, shape = checkpoint.load(tmp_path / "base")
+    huggingface.save(tmp_path / "base", model.init(jax.random.key(7), shape), shape)
+    with pytest.raises(ValueError, match="base is another model than when .* was written"):
+        train.train(dataclasses.replace(more, max_iters=cfg.max_iters + 2))
+
+
 def test_a_run_is_resumed_with_its_own_adapters_or_not_at_all(tiny, place, tmp_path):
     cfg = tiny("pretrain")
     train.train(cfg)
