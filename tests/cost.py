@@ -5,6 +5,7 @@ once, however often the loop runs.)
 Terms: a *row* is one text in a forward pass; a *noisy copy* is a text with masks; a *stage* is rollout, scoring (old
 and reference log-probs) or update.
 """
+
 import functools
 import math
 from typing import NamedTuple

@@ -160,12 +160,12 @@ DEEP = dict(vocab_size=1000, n_layer=9, n_head=8, d_model=256, mask_id=999, eos_
     (ROWS, dict(dtype="bfloat16")), (ROWS | dict(**{"lora.rank": 8}, logp_chunk=8), {}),
     (dict(batch_size=16, max_prompt_len=16, max_new_tokens=48, ema_decay=0.99, gradient_accumulation_steps=8), {})
 ])  # fmt: skip
-def test_the_estimate_is_at_most_what_xla_finds_and_at_least_a_third_of_it(keys, changes):
+def test_the_estimate_is_at_most_what_xla_finds_and_at_least_a_fifth_of_it(keys, changes):
     cfg = shared.run(**keys, model=shared.shape(**DEEP | changes))
     held, temporaries = plan.compiled_bytes(cfg, placement.make(None, jax.devices()[:1]))
     estimate, found = sum(memory.estimate_bytes(cfg, 1).values()), sum(held.values()) + max(temporaries.values())
     print(f"estimate / compiled: {estimate / found:.3f}")
-    assert 1 / 3 < estimate / found < 1
+    assert 1 / 5 < estimate / found < 1
 
 
 @pytest.mark.slow
