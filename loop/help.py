@@ -66,7 +66,7 @@ def help_text(everything: bool = False) -> str:
         "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes,",
         "--model=random on a random one of the true shape",
         "--plan=8xH100 says what a run would take on such devices, which need not be there",
-        "--anatomy=step.html writes one iteration of GRPO, with all its numbers, as a page",
+        "--anatomy=step.html writes the first iteration of GRPO from init_from, with its numbers, as a page",
     ]
     for title, *keys in found:
         lines += ["", title, *keys] if keys else []

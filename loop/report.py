@@ -5,12 +5,9 @@ One file that fetches nothing, written again while the run goes on (`runs.report
 seen; report.html draws it. Texts of a model stay data: the page shows them as text.
 """
 
-import difflib
 import html
-import itertools
 import json
 import math
-import operator
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,15 +17,10 @@ EVALUATIONS = 8  # shown side by side, at most, the first and the last among the
 POINTS = 400  # of a curve, at most
 
 
-def escape(value: object) -> str:
-    """Turn anything into text that HTML and XML read as text."""
-    return html.escape(re.sub(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "·", str(value)))
-
-
 def fill_template(path: Path, title: str, content: object, **parts: str) -> str:
     """Put a title, content as JSON (where the template says %data%) and other parts by their names into a template."""
     parts |= {
-        "title": escape(title),
+        "title": html.escape(title.encode(errors="replace").decode()),
         "data": json.dumps(content).replace("<", "\\u003c"),  # no text ends the script that it stands in
     }
     words = re.split(f"%({'|'.join(parts)})%", path.read_text(encoding="utf-8"))
@@ -89,22 +81,6 @@ def stages(rows: list[dict]) -> dict[str, float]:
 # ---- samples ---------------------------------------------------------------------------------------------------------
 
 
-def changed_parts(before: str | None, text: str) -> list:
-    """Cut a text into parts -> [[part, True where `before` has other words, digits or signs], ...].
-
-    Two texts of one shape, such as two grids, are compared place by place."""
-    if before is None:
-        return [[text, False]]
-    old, pieces = (re.findall(r"\d|[^\W\d]+|\s+|[^\w\s]", one) for one in (before, text))
-    if [*map(len, old)] == [*map(len, pieces)]:
-        found = [(piece, piece != other) for piece, other in zip(pieces, old, strict=True)]
-    else:
-        codes = difflib.SequenceMatcher(None, old, pieces, autojunk=False).get_opcodes()
-        found = [(piece, kind != "equal") for kind, _, _, start, end in codes for piece in pieces[start:end]]
-    groups = itertools.groupby(found, operator.itemgetter(1))
-    return [["".join(piece for piece, _ in group), changed] for changed, group in groups]
-
-
 def completions_of(row: dict) -> list[tuple[str, str]]:
     """List the completions in a row of samples.jsonl -> [(what it is and its reward, text)]."""
     out = []
@@ -145,21 +121,14 @@ def telling_group(rollouts: list[dict], shown: Callable[[str], str] = str) -> di
 
 def evaluations(samples: list[dict], shown: Callable[[str], str] = str) -> dict:
     """Put the samples of at most EVALUATIONS evaluations side by side -> {steps, rows: for each prompt its completions
-    at each of these steps}. samples: the rows of samples.jsonl; shown: how a text is shown.
-
-    What changed since the evaluation before is marked in greedy completions; samples differ by chance."""
+    at each of these steps}. samples: the rows of samples.jsonl; shown: how a text is shown."""
     known = sorted({row["step"] for row in samples})
     stride = max(-(-len(known) // (EVALUATIONS - 1)), 1)
     steps = list(dict.fromkeys(known[::stride] + known[-1:]))
     by_step = [[row for row in samples if row["step"] == step] for step in steps]
     rows = []
     for of_prompt in zip(*by_step, strict=False):
-        cells, before = [], None
-        for row in of_prompt:
-            marked = [[head, changed_parts(before if head == "greedy" else None, shown(text))]
-                      for head, text in completions_of(row)]  # fmt: skip
-            cells.append(marked)
-            before = row.get("greedy") and shown(row["greedy"])
+        cells = [[[head, shown(text)] for head, text in completions_of(row)] for row in of_prompt]
         rows.append({"prompt": shown(of_prompt[0].get("prompt", "")), "cells": cells})
     return {"steps": steps, "rows": rows}
 

@@ -169,7 +169,7 @@ def test_the_page_starts_from_the_model_that_is_named_also_a_checkpoint_in_out_d
     out, page, _ = pages("denoiser")
     found = write(tmp_path / "x.html", arguments(place, "denoiser", out, init_from=out / "step-000001"))
     assert found["start"] == "run_denoiser/step-000001" and found["updates"][0]["loss"] != page["updates"][0]["loss"]
-    assert f"the first iteration of recipe, from {out}/step-000001" in capsys.readouterr().out
+    assert f"the first iteration from {out}/step-000001" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flag, changes, message", [
@@ -208,7 +208,7 @@ def test_the_page_shows_six_stations_and_fetches_nothing(kind, width, dark, page
     assert browser.run("[...document.querySelectorAll('h2')].map(h => h.textContent[0]).join('')") == "123456"
     text = browser.run("document.body.innerText")
     assert not re.search("undefined|NaN|\\[object", text)
-    assert f"The first iteration of recipe, from {page['start']}" in text and " <b>" in text
+    assert f"The first iteration from {page['start']}" in text and " <b>" in text
     words = {"denoiser": "left and to the right", "causal": "No masked copies are needed", "block": "blocks of 3"}
     assert words[kind] in text
     masks = browser.run("document.querySelectorAll('#s4 .mask').length")

@@ -112,7 +112,7 @@ def test_a_sudoku_is_shown_as_a_grid_where_a_reward_judges_it(rewards, is_grid, 
     page = page_of(cfg)
     (row,) = page["evaluations"]["rows"]
     assert row["prompt"] == (rows if is_grid else GRID + ":")
-    assert [parts[0][0] for _, parts in row["cells"][0]] == [rows, "13 42", GRID[1:]]
+    assert [text for _, text in row["cells"][0]] == [rows, "13 42", GRID[1:]]
     assert page["group"]["prompt"] == "_" + rows[1:] and page["group"]["completions"] == [rows, "1 2"]
 
 
@@ -134,18 +134,8 @@ def test_samples_of_the_first_the_last_and_some_evaluations_stand_beside_each_ot
     found = page_of(cfg)["evaluations"]
     assert found["steps"] == [*range(0, 101, 20)] and [len(row["cells"]) for row in found["rows"]] == [6, 6]
     first, second, *_ = found["rows"][0]["cells"]
-    assert first == [["greedy", [["after 0", False]]], ["sampled 0.5", [["one", False]]], ["sampled", [["two", False]]]]
-    assert second[0] == ["greedy", [["after ", False], ["2", True], ["0", False]]]
-
-
-@pytest.mark.parametrize("before, text, parts", [
-    (None, "abc", [["abc", False]]), ("1234", "1294", [["12", False], ["9", True], ["4", False]]),
-    ("a cat sat", "a dog sat", [["a ", False], ["dog", True], [" sat", False]]), ("x", "", []),
-    ("2+3", "2+3=5", [["2+3", False], ["=5", True]]),
-    ("1 4\n1 3", "1 1\n2 4", [["1 ", False], ["1", True], ["\n", False], ["2", True], [" ", False],
-                            ["4", True]])])  # fmt: skip
-def test_what_changed_in_a_text_is_marked(before, text, parts):
-    assert report.changed_parts(before, text) == parts
+    assert first == [["greedy", "after 0"], ["sampled 0.5", "one"], ["sampled", "two"]]
+    assert second[0] == ["greedy", "after 20"]
 
 
 @needs_browser
@@ -157,7 +147,6 @@ def test_the_page_fits_wide_and_narrow_light_and_dark_and_runs_nothing_of_a_text
     assert browser.run("document.scripts.length") == 2
     shown = browser.run("document.querySelector('#group td').textContent")
     assert "</script><script>alert(1)</script>" in shown
-    assert browser.run("document.querySelectorAll('#evaluations mark').length") >= 5
     cells = "[...document.querySelectorAll('#evaluations > .scroll td')].map(cell => cell.clientWidth)"
     assert browser.run(f"Math.min(...{cells})") > 140  # a table that is too wide is moved sideways; words stay whole
 

@@ -154,12 +154,11 @@ def pack_update(update, row, start):
     return by_token | {name: values[row, :, start:] for name, values in by_view.items()}
 
 
-def pack(run: Any, one: Iteration, name: str) -> dict[str, Any]:
-    """Collect everything that the page shows, with the prompts from which most is learnt; name: of the run."""
+def pack(run: Any, one: Iteration) -> dict[str, Any]:
+    """Collect everything that the page shows, with the prompts from which most is learnt."""
     cfg = run.cfg
     learnt = np.abs(np.nan_to_num(one.in_loss)).reshape(-1, cfg.group_size).sum(1)
     content = {
-        "name": name,
         "start": "/".join(Path(cfg.init_from).parts[-2:]),  # not all of the path: pages are passed on
         "causal": cfg.model.causal,
         "block": cfg.model.block,
@@ -202,11 +201,10 @@ def write(argv: list[str], path: str) -> None:
     with contextlib.ExitStack() as claims, tempfile.TemporaryDirectory() as place:
         cfg = config.resolve_paths(config.load([*others, f"--out_dir={place}"]))
         check(path, cfg)
-        name = Path(argv[0]).stem
         runs.prepare_process()
         with sharding.use(cfg.mesh):
             run, state, *_ = setup.setup(cfg, claims, train.train)
-            print(f"the first iteration of {name}, from {run.cfg.init_from}: 10 to 60 s, as it is compiled")
-            content = pack(run, record_iteration(run, state), name)
-    files.write_whole(path, report.fill_template(Path(__file__).with_suffix(".html"), name, content))
+            print(f"the first iteration from {run.cfg.init_from}: 10 to 60 s, as it is compiled")
+            content = pack(run, record_iteration(run, state))
+    files.write_whole(path, report.fill_template(Path(__file__).with_suffix(".html"), Path(argv[0]).stem, content))
     print(f"{path} shows it: open it in a browser")

@@ -165,22 +165,11 @@ const ORDERS = {  // which masks first: probabilities p (V), of the token, rando
 };
 const RULES = {  // how many at a step: Block b, mask k of it, plan -> whether it is filled now
   quota: (b, k) => b.rank[k] < Math.ceil(b.rank.length / Math.max(b.steps - b.i, 1)),
-  dream: (b, k) => b.i >= b.steps - 1 || b.rank[k] < Math.floor(Math.fround(b.rank.length * dreamFraction(b))),
   threshold: (b, k, plan) => b.rank[k] === 0 || b.confidence[k] >= plan.threshold,
-  factor: (b, k, plan) => b.rank[k] < Math.min(...b.rank.map((r, n) =>
-    r > 0 && (r + 2) * (1 - b.confidence[n]) > plan.factor ? r : Infinity)),
-  entropy: (b, k, plan) => {
-    const upto = b.entropy.filter((_, n) => b.rank[n] <= b.rank[k]);
-    return b.rank[k] === 0 || upto.reduce((a, e) => a + e, 0) - Math.max(...upto) <= plan.budget;
-  },
   static: (b, k) => b.rank[k] < Math.max(Math.floor(b.length / b.steps) + (b.i < b.length % b.steps), 1),
   dynamic: (b, k, plan) => RULES.static(b, k) || b.confidence[k] > plan.threshold,
 };
 
-function dreamFraction(b) {  // what share of the masks Dream fills at step i
-  const t = i => Math.fround(1 - (1 - 1e-3) * i / b.steps);
-  return Math.fround(1 - Math.fround(t(b.i + 1) / t(b.i)));
-}
 function entropy(p) { return -p.reduce((sum, x) => sum + x * Math.log(x + 1e-10), 0); }
 function best(p, n) {  // the n most probable tokens -> [[id, probability], ...]
   const top = [];
@@ -245,13 +234,12 @@ function fillStep(model, s, plan) {
     }
     const own = plan.order === "sampled" ? p[token] : top[0][1];
     const score = ORDERS[plan.order](p, own, random(1), masks[n]);
-    return {token, p: p[token], confidence: own, entropy: entropy(p),
+    return {token, p: p[token], confidence: own,
       score: plan.order === "left" || plan.order === "random" ? score : rounded(score)};
   });
   const order = seen.map((_, n) => n).sort((a, b) => seen[b].score - seen[a].score || a - b), rank = [];
   order.forEach((n, r) => { rank[n] = r; });
-  const b = {rank, i: s.i, steps: block.steps, length: block.length,
-    confidence: seen.map(m => m.confidence), entropy: seen.map(m => m.entropy)};
+  const b = {rank, i: s.i, steps: block.steps, length: block.length, confidence: seen.map(m => m.confidence)};
   const rule = c.block_causal && plan.rule === "quota" ? "static" : plan.rule;
   seen.forEach((m, n) => {
     if (c.causal || RULES[rule](b, n, plan)) [s.z[masks[n]], s.step[masks[n]], s.p[masks[n]]] = [m.token, s.n, m.p];

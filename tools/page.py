@@ -22,19 +22,18 @@ import jax
 import numpy as np
 
 import data
-import model
+from checkpoints import checkpoint
 from data import bpe, texts
 from loop import report, same_run
 from sample import Plan
 from system import files, sections
-from variants import entropy, factor
 
 LARGEST = 5_000_000  # parameters
 HELD_OUT = 100  # rows
 # What page.js knows; a test compares both with sample.py.
 ORDERS = "confidence", "margin", "entropy", "left", "random", "sampled"
-RULES = "quota", "dream", "threshold", "factor", "entropy", "static", "dynamic"
-PLAN = set("order rule steps block_len early_end threshold factor.limit entropy.budget temperature".split())
+RULES = "quota", "threshold", "static", "dynamic"
+PLAN = set("order rule steps block_len early_end threshold temperature".split())
 PLAN |= {"cache"}  # which the page does without
 SWITCHES = set("vocab_size n_layer n_head n_kv_head d_model d_head d_ff causal shift".split())
 SWITCHES |= set("qkv_bias qk_norm tie_embeddings rope_theta norm_eps mask_id eos_id pad_id bos_id".split())
@@ -67,7 +66,7 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
         "models": [{"name": name} | pack_model(one) for name, one in zip(names, loaded, strict=True)],
         **pack_tokens(first),
         **pack_rows(loaded[-1], rows),
-        "plan": flat(setting.plan),
+        "plan": {name: value for name, value in vars(setting.plan).items() if name != "use"},
         "block": max(one.cfg.block or 1 for one in loaded),
         "orders": ORDERS,
         "rules": RULES,
@@ -91,8 +90,7 @@ def check_model(one):
             f"{folder} has {size:,} parameters, and a page takes at most {LARGEST:,}: it would be a file of "
             f"{size * 8 / 3e6:.0f} MB, and each step would take seconds; use --prompt and --show in the terminal"
         )
-    if model.width(one.params):
-        raise ValueError(f"{folder} is a judge, which rates texts and fills nothing")
+    checkpoint.refuse_judge(folder, one.params)
     for name, value in differing(cfg, SWITCHES).items():
         raise ValueError(f"{folder} has {name}={value}, which the page's network lacks")
     if cfg.block and cfg.shift:
@@ -106,12 +104,6 @@ def check_model(one):
             raise ValueError(f"{folder} was trained with {name}={one.trained[name]!r}, which the page cannot write")
 
 
-def flat(plan):
-    """List the settings of a plan and of the rules that one may choose in the page {name: value}."""
-    of_rules = {"factor": factor.Keys.of(plan).limit, "budget": entropy.Keys.of(plan).budget}
-    return {name: value for name, value in vars(plan).items() if name != "use"} | of_rules
-
-
 def differing(values, known):
     """Collect the fields of settings, and keys of what they use, that are not in `known` and not what plain settings
     have -> {name: value}."""
@@ -121,12 +113,12 @@ def differing(values, known):
 
 def check_plan(plan):
     """Raise an error that says which setting the page's sampler lacks."""
+    for name, value, known in (("order", plan.order, ORDERS), ("rule", plan.rule, RULES)):
+        if value not in known:
+            raise ValueError(f"{name}={value!r}: the page has only {', '.join(known)}; give --{name}={known[0]}")
     for name, value in differing(plan, PLAN).items():
         default = sections.flat(Plan()).get(name, sections.default_of(name))
         raise ValueError(f"{name}={value}: the page has no such setting, give --{name}={default}")
-    for name, value, known in (("order", plan.order, ORDERS), ("rule", plan.rule, RULES)):
-        if value not in known:
-            raise ValueError(f"{name}={value!r}: the page has only {', '.join(known)}")
 
 
 # ---- what it holds ---------------------------------------------------------------------------------------------------
