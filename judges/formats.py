@@ -16,7 +16,7 @@ from typing import Any
 from xml.parsers import expat
 
 import rewards
-from judges import rules
+from judges import fences, rules
 from judges.answers import NUMBER, as_fraction, boxed, canonical, math_answer
 from judges.rules import tagged_answer
 from system import helper
@@ -27,11 +27,6 @@ UNSAFE = (
     r"\b(?:kill (?:yourself|himself|herself|themselves)|commit suicide|(?:make|build) an? (?:pipe )?bomb|"
     r"(?:cook|make) meth(?:amphetamine)?|child porn\w*|rm -rf /|\d{3}-\d{2}-\d{4})(?!\w)"
 )
-
-
-def fenced_blocks(text: str) -> list[str]:
-    """List the contents of the ``` blocks of a text; the last one may be cut off."""
-    return re.findall(r"^ {0,3}```[^\n`]*\n(.*?)(?:```|\Z)", text, re.M | re.S)
 
 
 def parse_json(text: str) -> dict | list | None:
@@ -89,7 +84,8 @@ def regex(text: str, pattern: str) -> float:
 
 def valid_json(text: str) -> float:
     """1.0 if the completion, or its first ``` block, is a JSON object or array, else 0.0."""
-    return float(parse_json((fenced_blocks(text) or [text])[0]) is not None)
+    blocks = fences.blocks(text, "json")
+    return float(parse_json(blocks[0].code if blocks else text) is not None)
 
 
 def valid_xml(text: str) -> float:

@@ -276,33 +276,28 @@ def compiles(sources) -> list[float]:
     ast and json decide here. node, gcc, g++ and javac decide behind the sandbox's walls, under its time limit (out of
     time: 0.0). If a compiler is missing, the balance of the brackets decides."""
     sources = list(sources)
-    compiled = [source for source in sources if by_compiler(*source)]
-    results = dict(zip(compiled, run([Job(code, [SYNTAX], "", lang) for code, lang in compiled]), strict=True))
-    return [
-        verdict_of(results[source]) if source in results else quick_verdict(*source)
-        for source in sources
-    ]
+    verdicts = [quick_verdict(*source) for source in sources]
+    left = [i for i, verdict in enumerate(verdicts) if verdict is None]
+    results = run([Job(sources[i][0], [SYNTAX], "", sources[i][1]) for i in left])
+    for i, result in zip(left, results, strict=True):
+        verdicts[i] = verdict_of(result)
+    return verdicts
 
 
-def by_compiler(code, language):
-    """True if a compiler that is installed says whether this text is a program."""
-    if not code.strip() or len(code) > MAX_SOURCE or language not in LANGUAGES:
-        return False
-    return bool(shutil.which(LANGUAGES[language].needs))
+def quick_verdict(code, language):
+    """Decide whether a text parses -> a verdict as in `parse`; None: a compiler that is installed is to say it."""
+    if not code.strip() or len(code) > MAX_SOURCE or language == "python":
+        return parse(code)[0]
+    if language in LANGUAGES and shutil.which(LANGUAGES[language].needs):
+        return None
+    good = formats.parse_json(code) is not None if language == "json" else balanced(code)
+    return 1.0 if good else -1.0
 
 
 def verdict_of(result):
     if "out of time" in result.error:
         return 0.0
     return 1.0 if all(result.passed) else -1.0
-
-
-def quick_verdict(code, language):
-    if not code.strip() or len(code) > MAX_SOURCE or language == "python":
-        return parse(code)[0]
-    return (
-        1.0 if (formats.parse_json(code) is not None if language == "json" else balanced(code)) else -1.0
-    )
 
 
 def balanced(code: str) -> bool:

@@ -250,6 +250,7 @@ def test_each_input_has_its_own_time_and_one_is_wrong_of_many(count):
         assert sum(verdict.passed) == count - 1 and verdict.error == "test 2: printed '2'" and verdict.seconds > 0.3
         loop = "n = int(input())\nwhile n > 1: pass\nprint(2 * n)"
         assert one(pool, loop, tests[:9]).passed == [True] + [False] * 8
+    assert [Job("", some).turns() for some in (tests, [*tests, "f()"], ["f()"] * 9, [])] == [count, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", SCORED)
