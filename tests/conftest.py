@@ -65,7 +65,7 @@ def browser():
 
 
 NOT_HERE = {name: importlib.util.find_spec(name) is None for name in ("tokenizers", "jinja2", "matplotlib")}
-LONG = "walkthrough mesh imports faults sandbox anatomy doctor bench".split()  # files whose single tests take longest
+LONG = "walkthrough mesh imports faults sandbox anatomy bench".split()  # files whose single tests take longest
 
 
 def pytest_configure(config):

@@ -21,9 +21,9 @@ import model
 from checkpoints import huggingface
 from variants import moe
 
-# Programs, that nothing imports but for a flag: tools/complete.py for --explain and --page. train.py, sample.py and
+# Programs, that nothing imports but for a flag: tools/complete.py for --page. train.py, sample.py and
 # rewards.py launch theirs, which stand above them.
-PROGRAMS = {"tools/anatomy", "tools/complete", "tools/doctor", "tools/page",
+PROGRAMS = {"tools/anatomy", "tools/complete", "tools/page",
             "tools/plan", "tools/score"}  # fmt: skip
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
@@ -101,7 +101,7 @@ def test_a_file_imports_only_what_stands_on_its_floor_or_below():
 
 def test_nothing_imports_a_program():
     found = {name: names & PROGRAMS for name, names in OURS.items() if names & PROGRAMS}
-    assert found == {"tools/complete": {"tools/doctor", "tools/page"}}
+    assert found == {"tools/complete": {"tools/page"}}
 
 
 def test_only_a_file_that_is_typed_as_a_command_launches_a_program_and_does_nothing_else_then():

@@ -308,7 +308,7 @@ def test_a_program_that_a_flag_of_train_launches_says_what_is_wrong_in_one_sente
 @pytest.mark.parametrize("file, folder, said", [
     ("sudoku_grpo.py", "config", "a config file is no program: python train.py sudoku_grpo.py"),
     ("config/sudoku_grpo.py", ".", "a config file is no program: python train.py config/sudoku_grpo.py"), *(
-        (f"tools/{name}.py", ".", "error: type python ") for name in "anatomy complete doctor page plan".split())])
+        (f"tools/{name}.py", ".", "error: type python ") for name in "anatomy complete page plan".split())])
 def test_a_config_file_or_a_tool_that_is_run_as_a_program_says_what_to_type(file, folder, said):
     done = subprocess.run([sys.executable, file], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 1 and not done.stdout and re.fullmatch(re.escape(said) + ".*\n", done.stderr)

@@ -44,28 +44,19 @@ def best_in(folder):
     return checkpoint.best(data.local_copy(data.prepare(folder)))
 
 
-def find_model(folder, open_as=None, dtype=None, bits=None):
+def find_model(folder, open_as=None, dtype=None, bits=None, in_codes=True):
     """Open the checkpoint that `best_in` chooses -> Model, and say why unless it was asked for by name.
 
-    bits: see variants/quantized.py; None: as in training"""
+    bits: see variants/quantized.py; None: as in training. in_codes False: make numbers of a base in few bits"""
     folder, why = best_in(folder)
     if why != "asked for":
         print(f"{folder}: {why}", file=sys.stderr)
     trained = checkpoint.read_run(folder).get("config", {})
     keys = {"quantized.bits": bits or trained.get("quantized.bits")}
-    pack = sections.changed(Plan(), keys).use[0].pack if keys["quantized.bits"] else None
+    pack = sections.changed(Plan(), keys).use[0].pack if in_codes and keys["quantized.bits"] else None
     params, cfg = checkpoint.load(folder, dtype, open_as, pack)
     tok = data.open_tokenizer(folder, cfg.vocab_size)
     return Model(folder, params, huggingface.fit_tokenizer(folder, cfg, tok), tok, trained)
-
-
-def as_numbers(one):
-    """Make numbers of the matrices of a Model that was trained in few bits, with its adapters merged in."""
-    if not one.trained.get("quantized.bits"):
-        return one
-    from variants import quantized
-
-    return one._replace(params=quantized.merged(one.params, one.cfg.dtype))
 
 
 # ---- from rows to tokens ---------------------------------------------------------------------------------------------
@@ -95,8 +86,10 @@ def encode(text, tok, mask_id, holes, n_new):
             ids += [mask_id] * (1 if part[0] == "<" else len(part))
         else:
             ids += tok.encode(part.replace("\\_", "_") if holes == "auto" else part, True, mask=False)
-    ids = tok.add_bos(ids)
-    return (ids, 0) if mask_id in ids else (ids + [mask_id] * n_new, len(ids))
+    if mask_id in ids:
+        return ids, 0
+    ids = tok.add_bos(ids) if ids else ids  # as in training, where a text without a prompt has no first token
+    return ids + [mask_id] * n_new, len(ids)
 
 
 def encode_rows(options, rows, loaded):
@@ -195,8 +188,7 @@ def write_completions(rows, texts, out):
 
 WITHOUT = {  # flags, and those that mean nothing beside them
     "prompt": "data",
-    "show": "data out export page explain",
-    "explain": "prompt data out export page quantized.bits",
+    "show": "data out export page",
     "export": "prompt data out page quantized.bits",
     "page": "prompt out quantized.bits texts.chat_template texts.system_prompt texts.instruction",
 }
@@ -225,7 +217,7 @@ def write_page(options, given, rows, loaded):
     """Write the page that --page asks for."""
     from tools import page
 
-    models = [as_numbers(one) for one in (loaded, options.beside and find_model(options.beside)) if one]
+    models = [loaded, find_model(options.beside, in_codes=False)] if options.beside else [loaded]
     plan = make_plan(given, models[-1], options.max_new_tokens, 1)
     setting = page.Setting(plan, options.max_new_tokens, options.seed)
     page.write(options.page, models, setting, rows if options.data else None)
@@ -256,29 +248,24 @@ def fill(options, given, rows, loaded):
         print("---\n" * (n > 0) + terminal.visible(text), flush=True)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Export, explain or show the model on a page, or complete prompts or rows, as the options say -> exit code."""
+def run(options: argparse.Namespace) -> None:
+    """Export the model, show it on a page, or complete prompts or rows, as the options say."""
     check_options(options)
     given, rows, open_as = typed_plan(options), read_rows(options), vars(options)["checkpoint.open_as"]
     runs.prepare_process()
     sharding.use()
     if open_as and checkpoint.family_to_open(folder := best_in(options.folder).folder, open_as) != open_as:
         raise ValueError(f"--checkpoint.open_as={open_as}: the run that wrote {folder} says which family it has")
-    if options.explain:
-        from tools import doctor
-
-        return doctor.explain(best_in(options.folder).folder, open_as, options.dtype)
-    loaded = find_model(options.folder, open_as, options.dtype, vars(options)["quantized.bits"])
+    in_codes = not (options.export or options.page)
+    loaded = find_model(options.folder, open_as, options.dtype, vars(options)["quantized.bits"], in_codes)
     if options.export:
-        export(options.export, as_numbers(loaded))
-        return 0
+        return export(options.export, loaded)
     checkpoint.refuse_judge(loaded.folder, loaded.params)
     options.max_new_tokens = options.max_new_tokens or loaded.trained.get("max_new_tokens", 128)
     if options.page:
         write_page(options, given, rows, loaded)
     else:
         fill(options, given, rows, loaded)
-    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -291,7 +278,8 @@ def main(arguments: list[str] | None = None) -> int:
             dotted = [name for name in known if "." in name]
             message = unknown.key(others[0].lstrip("-").partition("=")[0], known, dotted)
             raise ValueError(message.replace("config key", "flag").replace("--help=all", "--help"))
-        return run(options)
+        run(options)
+        return 0
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as e:

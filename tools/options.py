@@ -94,7 +94,6 @@ def parser() -> argparse.ArgumentParser:
     add("--data", type=path, help=rows)
     add("--out", type=path, help="write the rows with their completions to this .jsonl file, which rewards.py scores")
     add("--export", type=path, metavar="FOLDER", help=export)
-    add("--explain", action="store_true", help="only say how the folder is read and what that costs, and test it")
     add("--checkpoint.open_as", metavar="FAMILY", help=family)
     add("--dtype", choices=("float32", "bfloat16"), help="what weights are kept and multiplied in; default: as stored")
     add("--quantized.bits", type=int, choices=(8, 4), help=bits)
