@@ -372,7 +372,7 @@ def forward(params, tokens, cfg, positions, mask, part=None, attention=attention
     for i, w in enumerate(params["blocks"]):
         is_last = i == cfg.n_layer - 1
         run = functools.partial(layer, i=i, part=part if is_last else None)
-        x = jax.checkpoint(run)(x, w) if cfg.remat else run(x, w)
+        x = kernels.recomputed(run, x, w) if cfg.remat else run(x, w)
     return rms_norm(x, params["norm"], cfg.norm_eps)
 
 

@@ -69,11 +69,36 @@ def matmul(x, w, dtype=None):
     As one two-dimensional product: the gradient of a (B, T, I) one takes 1/3 longer on a CPU. The numbers of a `Packed`
     are made for this product, and again for its gradient: they are never kept."""
     if is_packed(w):
-        return jax.checkpoint(lambda x, w: matmul(x, w.numbers(), dtype))(x, w)
+        return recomputed(lambda w, x: matmul(x, after(x, w).numbers(), dtype), w, x)
     *sides, n_in = x.shape
     rows = x.reshape(-1, n_in).astype(w.dtype)
     y = product(rows, w).astype(dtype or between(w.dtype))
     return y.reshape(*sides, w.shape[-1])
+
+
+def after(first, tree):
+    """Return a tree of arrays in a form that XLA cannot compute before the array `first` is there: it adds 0 * first to
+    them, and does not know that this is 0, as `first` may be infinite."""
+    zero = 0 * jax.lax.stop_gradient(first).reshape(-1)[0].astype("float32")
+    return jax.tree.map(lambda a: a + zero.astype(a.dtype), tree)
+
+
+def recomputed(run, x, w):
+    """Return run(x, w), of which nothing is kept for the gradient but x and w: it computes run once more.
+
+    jax.checkpoint does that too, with barriers, but XLA drops them on a CPU: it finds that the second computation is
+    the first, and keeps that in memory. So here the second one waits for g, the gradient that comes back."""
+
+    @jax.custom_vjp
+    def once(x, w):
+        return run(x, w)
+
+    def again(inputs, g):
+        x, w = inputs
+        return jax.vjp(run, after(g, x), w)[1](g)
+
+    once.defvjp(lambda x, w: (run(x, w), (x, w)), again)
+    return once(x, w)
 
 
 @jax.custom_vjp

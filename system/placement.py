@@ -112,15 +112,6 @@ def split_gradient(_, grads):
 gather_over_fsdp.defvjp(gathered_weights, split_gradient)
 
 
-def gather_layer(x, weights):
-    """Gather the weights of a layer when its input x is there -> x, weights.
-
-    XLA would gather all layers early, and hold them: compiled for 8 H100, the update of 24 layers of LLaDA's shape then
-    takes 23.2 GB of temporaries, and 10.3 with the barrier."""
-    x, weights = jax.lax.optimization_barrier((x, weights))
-    return x, gather_over_fsdp(weights)
-
-
 def shard_rows(x, embedded):
     """Split activations x (B, ...) by rows.
 
