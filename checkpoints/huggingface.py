@@ -332,7 +332,7 @@ def load_tensors(folder, files, places, shapes, dtype, described, pack=None):
             first += shape[0]
 
     def leaf(path, shape):
-        path = tuple(getattr(key, "key", None) or key.idx for key in path)
+        path = tuple(key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key for key in path)
         n = len(next(iter(found[path])))  # sides over which tensors are stacked
         transposed = is_transposed(path, len(shape) - n)
         stored_as = model.stored_dtype(path[-1], dtype)

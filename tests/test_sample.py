@@ -659,7 +659,7 @@ def test_a_causal_model_reads_a_prompt_once_for_all_its_completions_and_stops_at
     shared, shared_trace = generate(params, KEY, two, cfg, plan, group=4)
     np.testing.assert_array_equal(shared, alone)
     np.testing.assert_allclose(shared_trace["logp"], trace["logp"], atol=1e-5)
-    assert caches.prefill(params, two, cfg, None, 4)[0].shape[1] == 8
+    assert caches.prefill(params, two, cfg, None, 4)[0][0].shape[0] == 8
 
 
 def test_a_group_that_begins_alike_shares_its_first_step_and_fills_its_holes_as_if_alone():
