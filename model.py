@@ -361,18 +361,19 @@ def forward(params, tokens, cfg, positions, mask, part=None, attention=attention
     params = prepared(params, cfg)
     rotation = ROTARY[cfg.rotary](positions, cfg)
 
-    def layer(x, w, i, part):
+    def layer(scores, wanted, x, w, rotation, visible):
         def attend(q, k, v):
-            return attention(q, k, v, mask(i), part)
+            return attention(q, k, v, scores._replace(mask=visible), wanted)
 
-        x, w = sharding.gather_layer(x, w)
-        return sharding.shard_rows(block(x, w, cfg, rotation, attend, part))
+        x, w = sharding.gather_layer(x, w, cfg.remat)
+        return sharding.shard_rows(block(x, w, cfg, rotation, attend, wanted))
 
     x = embed(params, tokens, cfg)
     for i, w in enumerate(params["blocks"]):
-        is_last = i == cfg.n_layer - 1
-        run = functools.partial(layer, i=i, part=part if is_last else None)
-        x = kernels.recomputed(run, x, w) if cfg.remat else run(x, w)
+        scores = mask(i)
+        run = functools.partial(layer, scores._replace(mask=None), part if i == cfg.n_layer - 1 else None)
+        inputs = x, w, rotation, scores.mask
+        x = kernels.recomputed(run, *inputs) if cfg.remat else run(*inputs)
     return rms_norm(x, params["norm"], cfg.norm_eps)
 
 

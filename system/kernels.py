@@ -83,22 +83,23 @@ def after(first, tree):
     return jax.tree.map(lambda a: a + zero.astype(a.dtype), tree)
 
 
-def recomputed(run, x, w):
-    """Return run(x, w), of which nothing is kept for the gradient but x and w: it computes run once more.
+def recomputed(run, x, *others):
+    """Return run(x, *others), of which nothing is kept for the gradient but its inputs: it computes run once more.
 
     jax.checkpoint does that too, with barriers, but XLA drops them on a CPU: it finds that the second computation is
-    the first, and keeps that in memory. So here the second one waits for g, the gradient that comes back."""
+    the first, and keeps that in memory. So here the second one waits for g, the gradient that comes back. All arrays
+    that run reads are inputs."""
 
     @jax.custom_vjp
-    def once(x, w):
-        return run(x, w)
+    def once(*inputs):
+        return run(*inputs)
 
     def again(inputs, g):
-        x, w = inputs
-        return jax.vjp(run, after(g, x), w)[1](g)
+        x, *others = inputs
+        return jax.vjp(run, after(g, x), *others)[1](g)
 
-    once.defvjp(lambda x, w: (run(x, w), (x, w)), again)
-    return once(x, w)
+    once.defvjp(lambda *inputs: (run(*inputs), inputs), again)
+    return once(x, *others)
 
 
 @jax.custom_vjp
