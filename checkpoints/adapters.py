@@ -148,11 +148,29 @@ def check_base(folder: str, base: str, recorded: int | None) -> None:
                          "one: bring it back to continue the run")  # fmt: skip
 
 
+def as_numbers(params: dict, dtype: str) -> dict:
+    """Make numbers of all matrices of a model, with the adapters beside them merged in."""
+
+    @jax.jit
+    def numbers(w, adapters):
+        whole = w.numbers().astype(jnp.float32)
+        return (jnp.matmul(*adapters, precision="highest") + whole if adapters else whole).astype(dtype)
+
+    def of_layer(layer):
+        found = {name: x for name, x in layer.items() if not name.endswith(("_a", "_b"))}
+        for name, w in found.items():
+            if kernels.is_packed(w):
+                found[name] = numbers(w, [layer[name + end] for end in ("_a", "_b") if name + end in layer])
+        return found
+
+    return params | {"blocks": [of_layer(layer) for layer in params["blocks"]]}
+
+
 def load_merged(
     folder: str,
     dtype: str | None,
     find_base: Callable[[str], str],
-    bits_of: Callable[[str], int | None],
+    pack_of: Callable[[str], Callable | None],
     open_as: str | None = None,
     pack: Callable | None = None,
     above: tuple = (),
@@ -162,7 +180,7 @@ def load_merged(
 
     dtype, open_as, pack: of the base, as `huggingface.load_folder` takes them
     find_base: finds the folder of the base from the path that adapters give
-    bits_of: tells the bits of the base beside which a run trained a folder of adapters, which belong to no other base
+    pack_of: finds how the base was stored beside which a run trained a folder of adapters: they belong to no other base
     above: the folders of adapters whose base this is
     """
     base, rank, alpha = read_adapters(folder)
@@ -174,15 +192,13 @@ def load_merged(
             f"model that they were trained on into {os.path.join(folder, ADAPTER_CONFIG)}"
         )
     if huggingface.has_adapters(base):
-        params, cfg = load_merged(base, dtype, find_base, bits_of, open_as, None, above)
+        params, cfg = load_merged(base, dtype, find_base, pack_of, open_as, None, above)
         if pack:
             raise ValueError(f"{folder}: the base of these adapters, {base}, is adapters itself, which cannot be "
                              "merged into codes: write the merged base with sample.py --export=FOLDER first")
-    elif pack is None and (bits := bits_of(folder)):
-        from variants import quantized  # most adapters were trained beside numbers
-
-        params, cfg = load_merged(folder, dtype, find_base, bits_of, open_as, quantized.packing(bits))
-        return quantized.merged(params, cfg.dtype), cfg
+    elif pack is None and (as_trained := pack_of(folder)):
+        params, cfg = load_merged(folder, dtype, find_base, pack_of, open_as, as_trained)
+        return as_numbers(params, cfg.dtype), cfg
     else:
         params, cfg = huggingface.load_folder(base, dtype, open_as, pack)
     files = disk.open_tensors(os.path.join(folder, "adapter_model.safetensors"))

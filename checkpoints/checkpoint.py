@@ -107,12 +107,15 @@ def load(
         return huggingface.load_folder(folder, dtype, kind, pack)
     from checkpoints import adapters  # a folder without them needs none of it
 
-    return adapters.load_merged(folder, dtype, find, bits_of_base, kind, pack)
+    return adapters.load_merged(folder, dtype, find, pack_as_trained, kind, pack)
 
 
-def bits_of_base(folder: str) -> int | None:
-    """Return the bits of the frozen base beside which a run trained the adapters in a folder; None: it was numbers."""
-    return read_run(folder).get("config", {}).get("quantized.bits")
+def pack_as_trained(folder: str, bits: int | None = None) -> Callable | None:
+    """Return what stores a frozen base in few bits, by default in those beside which a run trained the model in a
+    folder, see Section.pack; None: it was numbers."""
+    bits = bits or read_run(folder).get("config", {}).get("quantized.bits")
+    variant = sections.section_class("quantized", "Keys") if bits else None
+    return variant(bits=bits).pack if variant else None  # type: ignore[call-arg]
 
 
 def refuse_judge(folder: str | None, params: Any) -> None:

@@ -116,6 +116,6 @@ def check(cfg: Config, was: dict[str, Any], folder: str) -> None:
     if other := changed_keys(cfg, was, FREE + LENGTH):
         raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
                          f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip
-    if cfg.lr_schedule == "cosine" and not cfg.num_epochs and cfg.max_iters != was["max_iters"]:
+    if cfg.lr_schedule == "cosine" and not cfg.num_epochs and cfg.max_iters != was.get("max_iters", cfg.max_iters):
         print(f"max_iters was {was['max_iters']} and is {cfg.max_iters}: the learning rate goes on as in a run of "
               f"{cfg.max_iters} iterations, so it may jump now")  # fmt: skip

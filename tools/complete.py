@@ -44,16 +44,15 @@ def best_in(folder):
     return checkpoint.best(data.local_copy(data.prepare(folder)))
 
 
-def find_model(folder, open_as=None, dtype=None, bits=None, in_codes=True):
+def find_model(folder, open_as=None, dtype=None, bits=None, packed=True):
     """Open the checkpoint that `best_in` chooses -> Model, and say why unless it was asked for by name.
 
-    bits: see variants/quantized.py; None: as in training. in_codes False: make numbers of a base in few bits"""
+    bits: see variants/quantized.py; None: as in training. packed False: make numbers of a base in few bits"""
     folder, why = best_in(folder)
     if why != "asked for":
         print(f"{folder}: {why}", file=sys.stderr)
     trained = checkpoint.read_run(folder).get("config", {})
-    keys = {"quantized.bits": bits or trained.get("quantized.bits")}
-    pack = sections.changed(Plan(), keys).use[0].pack if in_codes and keys["quantized.bits"] else None
+    pack = checkpoint.pack_as_trained(folder, bits) if packed else None
     params, cfg = checkpoint.load(folder, dtype, open_as, pack)
     tok = data.open_tokenizer(folder, cfg.vocab_size)
     return Model(folder, params, huggingface.fit_tokenizer(folder, cfg, tok), tok, trained)
@@ -217,7 +216,7 @@ def write_page(options, given, rows, loaded):
     """Write the page that --page asks for."""
     from tools import page
 
-    models = [loaded, find_model(options.beside, in_codes=False)] if options.beside else [loaded]
+    models = [loaded, find_model(options.beside, packed=False)] if options.beside else [loaded]
     plan = make_plan(given, models[-1], options.max_new_tokens, 1)
     setting = page.Setting(plan, options.max_new_tokens, options.seed)
     page.write(options.page, models, setting, rows if options.data else None)
@@ -256,8 +255,8 @@ def run(options: argparse.Namespace) -> None:
     sharding.use()
     if open_as and checkpoint.family_to_open(folder := best_in(options.folder).folder, open_as) != open_as:
         raise ValueError(f"--checkpoint.open_as={open_as}: the run that wrote {folder} says which family it has")
-    in_codes = not (options.export or options.page)
-    loaded = find_model(options.folder, open_as, options.dtype, vars(options)["quantized.bits"], in_codes)
+    packed = not (options.export or options.page)
+    loaded = find_model(options.folder, open_as, options.dtype, vars(options)["quantized.bits"], packed)
     if options.export:
         return export(options.export, loaded)
     checkpoint.refuse_judge(loaded.folder, loaded.params)

@@ -152,24 +152,6 @@ def packed(matrix, bits, dtype) -> Int8 | Int4:
     return (Int8 if bits == 8 else Int4)(**jax.tree.map(jnp.asarray, found), dtype=dtype)
 
 
-def merged(params: dict, dtype: str) -> dict:
-    """Make numbers of all matrices of a model, with the adapters beside them merged in."""
-
-    @jax.jit
-    def numbers(w, adapters):
-        whole = w.numbers().astype(jnp.float32)
-        return (jnp.matmul(*adapters, precision="highest") + whole if adapters else whole).astype(dtype)
-
-    def of_layer(layer):
-        found = {name: x for name, x in layer.items() if not name.endswith(("_a", "_b"))}
-        for name, w in found.items():
-            if kernels.is_packed(w):
-                found[name] = numbers(w, [layer[name + end] for end in ("_a", "_b") if name + end in layer])
-        return found
-
-    return params | {"blocks": [of_layer(layer) for layer in params["blocks"]]}
-
-
 def check_shape(name, shape):
     """Raise a ValueError if the matrix of this name cannot be stored in 4 bits."""
     if shape[0] % BLOCK:
