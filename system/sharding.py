@@ -14,6 +14,7 @@ anything then.
 
 import contextlib
 import functools
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -139,8 +140,8 @@ def stacked(layers: list) -> dict:
 
 def split_layers(stacks: dict, layers: list) -> list:
     """Give each layer its own of the stacks {name: (n, ...)}. layers: a dict of names for each layer."""
-    parts = {name: iter(stack) for name, stack in stacks.items()}
-    return [{name: next(parts[name]) for name in layer} for layer in layers]
+    numbers = {name: itertools.count() for name in stacks}  # not iter(stack), which leaves the mesh
+    return [{name: stacks[name][next(numbers[name])] for name in layer} for layer in layers]
 
 
 def in_chunks(fn: Callable, size: int, *trees: Any) -> Any:
