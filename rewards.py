@@ -10,8 +10,8 @@ has rewards, is one as well, and so is fn(completion, **columns), which is calle
 row. A parameter without a default is a column that has to be there. `reference` and `solution` are the completion in
 the data set; a trainer adds token_ids, which TRL calls completion_ids, max_length, groups and tokens_per_pass. To all
 rewards but the first, `first_reward` says what the first one returned. Prompts and completions are texts: where TRL
-passes chats, write completion in place of completion[0]["content"]. Values that a reward passes to log_metric, and
-numbers that it passes to log_extra, become metrics: rewards/FN/NAME.
+passes chats, write completion in place of completion[0]["content"]. What else a reward measures is logged
+if it returns Scores.
 
 At the end are the numbers of a run: `score` judges its completions, and others make tables and rates of that.
 
@@ -164,7 +164,7 @@ def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Rewa
         if not colon and isinstance(known[name], str):
             raise ValueError(f"the reward {name!r} is made from {FROM_MODELS[name]}")
         fn = own.load_function(path, short) if colon else known[name]
-        fns[short] = own.with_settings(short, fn, settings, fn in REWARDS.values()) if settings else fn
+        fns[short] = own.with_settings(short, fn, settings) if settings else fn
     return fns
 
 
@@ -177,7 +177,7 @@ def as_columns(rows: Sequence[dict]) -> dict[str, list]:
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-TEXTS = "prompts", "completions", "log_extra", "log_metric"  # arguments that are no columns
+TEXTS = "prompts", "completions"  # arguments that are no columns
 # Other names of columns, unless a data set has columns of these names.
 ALSO = {"reference": "completion", "answer": "completion", "solution": "reference", "completion_ids": "token_ids"}
 
@@ -210,25 +210,14 @@ def arguments(name: str, fn: Reward, columns: dict) -> dict:
 
 
 def call_reward(name: str, fn: Reward, prompts: list[str], completions: list[str], columns: dict) -> Any:
-    """Call one reward on a batch -> one finite number or None per completion (Scores if it logged notes).
+    """Call one reward on a batch -> one finite number or None per completion.
 
     A ValueError names the row if the reward raises, or returns anything else."""
     texts = {"prompts": prompts, "completions": completions}
-    taken, notes = arguments(name, fn, {**columns, **texts}), {}
-
-    def log_extra(column, values):
-        numbers = np.array([math.nan if value is None else value for value in values])
-        if numbers.shape == (len(completions),) and numbers.dtype.kind in "biuf":  # texts have no mean
-            notes[column] = numbers
-
-    def log_metric(metric, value):
-        notes[metric] = [float(value)] * len(completions)
-
-    parameters = inspect.signature(fn).parameters
-    loggers = {log.__name__: log for log in (log_extra, log_metric) if log.__name__ in parameters}
+    taken = arguments(name, fn, {**columns, **texts})
 
     def call_rows(rows):
-        return fn(**{key: column[rows] for key, column in taken.items()}, **loggers)
+        return fn(**{key: column[rows] for key, column in taken.items()})
 
     waiting = f"reward {name!r} takes more than {SLOW} s for {len(completions)} completions"
     slow = threading.Timer(SLOW, print, [waiting])
@@ -241,7 +230,7 @@ def call_reward(name: str, fn: Reward, prompts: list[str], completions: list[str
     finally:
         slow.cancel()
     check_scores(name, scores, prompts, completions)
-    return Scores(scores, **notes) if notes else scores
+    return scores
 
 
 def row_text(i, prompts, completions):

@@ -14,7 +14,7 @@ own folder or file:
 
 Rows of GSM8K, of chats ("messages") and of documents ("text") are recognised by their columns (known.py); the keys
 prompt_key, completion_key, ... name the columns of other data sets. A prompt can be a list of chat messages. Preference
-rows {"prompt", "chosen", "rejected"} and score rows {"prompt", "completion", "score"} stay as they are.
+rows {"prompt", "chosen", "rejected"} stay as they are.
 """
 
 import collections
@@ -354,7 +354,6 @@ TEXTS = "prompt", "completion", "answer", "language", "entry", "chosen", "reject
 COLUMNS: dict[str, tuple[Callable[[Any], bool], str]] = dict.fromkeys(TEXTS, (is_text, "a string")) | {
     "tests": (is_tests, 'a list of strings such as "assert f(2) == 4" or of {"input": ..., "output": ...}'),
     "difficulty": (is_number, f"a number or one of {', '.join(DIFFICULTY)}"),
-    "score": (is_number, "a number"),
 }
 
 

@@ -5,7 +5,6 @@ import contextlib
 import functools
 import importlib.util
 import inspect
-import math
 import os
 import re
 from collections.abc import Callable
@@ -55,42 +54,37 @@ GIVEN = {"text", "prompt", "prompts", "completions", "token_ids", "groups", "max
          "first_reward"}  # fmt: skip
 
 
-def with_settings(name: str, fn: Any, text: str, ours: bool) -> Any:
+def with_settings(name: str, fn: Any, text: str) -> Any:
     """Set parameters of a reward for all rows: "target=40" sets target_length to 40; a prefix of the name is enough.
 
-    ours: True for a reward of rewards.REWARDS: its settings are texts unless a default is a number, and are tried."""
+    A setting that reads as a number, a list, ... of Python is one, unless its parameter is annotated as a text."""
     rule = getattr(fn, "rule", fn)
     signature, settings = inspect.signature(rule), {}
-    free = {
-        p.name: p.default
-        for p in signature.parameters.values()
-        if p.name not in GIVEN and p.kind is not p.VAR_KEYWORD
-    }
+    free = {p.name: p for p in signature.parameters.values() if p.name not in GIVEN and p.kind is not p.VAR_KEYWORD}
     for setting in re.split(r",\s*(?=\w+\s*=)", text):
         key, value = map(str.strip, setting.split("=", 1))
         found = [p for p in free if p == key] or [p for p in free if p.startswith(key)]
         if len(found) != 1:
             raise ValueError(f"the reward {name!r} has no setting {key!r}; there are {', '.join(free) or 'none'}")
-        parameter = found[0]
-        if parameter in settings:
-            raise ValueError(f"the reward {name!r} is given {parameter} twice")
-        settings[parameter] = value
-        number = isinstance(free[parameter], (int, float))
-        # For a rule of ours 5 is a text unless its default is a number: regex(pattern=5). A list is always a list.
-        if number or not ours or value.startswith(("['", '["')):
-            with contextlib.suppress(ValueError, SyntaxError):
-                settings[parameter] = ast.literal_eval(value)
-        if number and not isinstance(settings[parameter], (int, float)):
-            example = free[parameter] if math.isfinite(free[parameter]) else 1
-            raise ValueError(f"the reward {name!r}: {key}={value} should be a number, as in {key}={example}")
+        parameter = free.pop(found[0])
+        settings[parameter.name] = literal(value) if parameter.annotation is not str else value
+        if isinstance(parameter.default, (int, float)) and isinstance(literal(value), str):
+            raise ValueError(f"the reward {name!r}: {key}={value} should be a number, as in {key}=1")
     bound = functools.update_wrapper(functools.partial(rule, **settings), rule)
     left = [p for name, p in signature.parameters.items() if name not in settings]
     bound.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
     if rule is fn:
         return bound
-    if ours and all(p.default is not p.empty for p in left[1:]):  # nothing but a text is missing, so it can be tried
+    if fn.blank is not None and all(p.default is not p.empty for p in left[1:]):  # a rule of ours that needs but a text
         try:
             bound("a text")
         except Exception as e:
             raise ValueError(f"the reward {name!r} cannot be computed with {text}: {e}; correct that setting") from None
     return rules.per_text(bound, fn.blank)
+
+
+def literal(text):
+    """Read a text as a number, list, ... of Python, if it is one."""
+    with contextlib.suppress(ValueError, SyntaxError):
+        return ast.literal_eval(text)
+    return text

@@ -38,7 +38,6 @@ class Keys(sections.Section):
 
 ALIASES = {
     **dict.fromkeys(("", "py", "pypy"), "python"),
-    **dict.fromkeys(("js", "node", "nodejs", "node.js", "ecmascript", "es"), "javascript"),
     **dict.fromkeys(("cpp", "cxx", "g++", "gnu c++"), "c++"),
     **dict.fromkeys(("gcc", "gnu c"), "c"),
 }
@@ -91,9 +90,7 @@ def definition(code: str, name: str, language: str = "python") -> re.Match | Non
             code,
             re.M,
         )
-    return re.search(
-        rf"\b{name}\s{{0,9}}=|\b{name}\s{{0,9}}\([^;{{}}]{{0,300}}\)[^;{{}}]{{0,99}}\{{", code
-    )
+    return re.search(rf"\b{name}\s{{0,9}}\([^;{{}}]{{0,300}}\)[^;{{}}]{{0,99}}\{{", code)
 
 
 def program(prompt: str, completion: str, entry: str | None = None, language: str = "python") -> str:
@@ -273,7 +270,7 @@ def programs(prompts, completions, entry, language) -> list[Program]:
 def compiles(sources) -> list[float]:
     """Decide for each of [(code, language)] whether it parses, with verdicts as in `parse`.
 
-    ast and json decide here. node, gcc, g++ and javac decide behind the sandbox's walls, under its time limit (out of
+    ast and json decide here. gcc, g++ and javac decide behind the sandbox's walls, under its time limit (out of
     time: 0.0). If a compiler is missing, the balance of the brackets decides."""
     sources = list(sources)
     verdicts = [quick_verdict(*source) for source in sources]
@@ -314,7 +311,7 @@ def balanced(code: str) -> bool:
 def syntax(prompts, completions, entry=None, language=None):
     """+1.0 the program parses; -1.0 it does not; 0.0 blank, only comments, too long, too deep, or not text (NUL).
 
-    By the column `language`: python by ast, json, javascript by node --check, c, c++ and java by gcc, g++ and javac; by
+    By the column `language`: python by ast, json, c, c++ and java by gcc, g++ and javac; by
     the balance of its brackets where the compiler is not installed, and in every other language."""
     return compiles(
         (code, lang) for code, _, lang in programs(prompts, completions, entry, language)

@@ -208,7 +208,7 @@ def panels(rows: list[dict]) -> list[pages.Panel]:
     """Make the pictures of the curves in rows of metrics.jsonl. Colour 0 is training; each measure of held-out rows has
     its own, also for the rewards of the same completions."""
     keys = dict.fromkeys(key for row in rows for key in row)
-    of_val = re.compile(r"val/(greedy|sampled|pass@\d+|pair_acc|calibration_error|correlation)")
+    of_val = re.compile(r"val/(greedy|sampled|pass@\d+|pair_acc)")
     is_grpo = "reward" in keys
     pictures = [
         ("reward", "mean", ["reward", "val/greedy_reward", "val/sampled_reward"] if is_grpo else []),

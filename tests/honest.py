@@ -2,7 +2,7 @@
 
 They are in fixtures/honest.txt. In ASSERTED an item is a name, a program, and its tests, with lines of dashes in
 between; in PROMPTED the prompt comes before the program; in PROGRAMS an item is a language and a program that prints
-twice its input. Every branch of the judges that one of 144 such programs took is taken by one of these."""
+twice its input."""
 import os
 
 

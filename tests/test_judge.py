@@ -1,4 +1,4 @@
-"""judges/model_judge.py, variants/judge.py: pairs, the loss, calibration, the judge and the likelihood as rewards."""
+"""judges/model_judge.py, variants/judge.py: pairs, the loss, the judge and the likelihood as rewards."""
 import dataclasses
 import json
 import math
@@ -59,7 +59,7 @@ def test_texts_are_as_wide_as_the_longest_needs_lose_their_beginning_and_what_is
     assert shape(["a"], ["b"]) == (1, 16) and shape([], []) == (0, 16)
     tokens, valid = model_judge.encode(["ab", "a"], ["c" * 20, "d"], TOK, 64)
     assert tokens.shape == (2, 24) and valid.sum(1).tolist() == [23, 3]
-    pair = judge.Pairs(["p"], ["c" * 20], ["d"], ["x"], None)
+    pair = judge.Pairs(["p"], ["c" * 20], ["d"], ["x"])
     judge.encode_pairs(pair, TOK, 64)
     assert not capsys.readouterr().out
     assert judge.encode_pairs(pair, TOK, 8)["better"].shape == (1, 8)
@@ -162,23 +162,20 @@ def test_every_second_text_is_refilled_by_a_generator_if_there_is_one():
     assert p.worse[p.kinds.index("filled")] == "made up" and p.kinds.count("filled") == 1  # rightly filled: no pair
 
 
-def test_preferences_and_scores_of_the_user_are_taken_as_they_are():
+def test_preferences_of_the_user_are_taken_as_they_are():
     p = judge.make_pairs([{"prompt": "p", "chosen": "a", "rejected": "b"}], 0)
     assert (p.better, p.worse) == (["a"], ["b"])
-    assert judge.make_pairs([{"prompt": "p", "completion": "a", "score": 0.25}], 0).scores == [0.25]
-    for wrong in (7, -0.1, float("nan"), float("inf")):  # the loss would be nan, and the learning rate blamed for it
-        rows = [{"prompt": f"p{s}", "completion": "a", "score": s} for s in (0, 0.5, wrong, wrong)]
-        with pytest.raises(ValueError, match=f"but 2 of 4 do not; the first is score={wrong:g}, of .* 'p{wrong}'"):
-            judge.make_pairs(rows, 0)
     with pytest.raises(ValueError, match="prompt, answer"):
         judge.make_pairs([{"prompt": "p", "answer": "a"}], 0)
+    with pytest.raises(ValueError, match="write rows with a score as such pairs"):  # its completion may be a bad one
+        judge.make_pairs([{"prompt": "p", "completion": "a", "score": 0.25}], 0)
 
 
 # ---- learning ----
 
 
 def test_the_loss_is_bradley_terry_and_the_cross_entropy_of_being_better():
-    batch = judge.encode_pairs(judge.Pairs(["p"], ["good"], ["bad"], ["x"], None), TOK, 6)
+    batch = judge.encode_pairs(judge.Pairs(["p"], ["good"], ["bad"], ["x"]), TOK, 6)
     b, w = (float(model_judge.rate(SCORER, batch[s], CFG, batch[s + "_valid"])[0]) for s in ("better", "worse"))
     log_sigmoid = lambda s: -math.log1p(math.exp(-s))
     expected = -log_sigmoid(b - w) - (log_sigmoid(b) + log_sigmoid(-w)) / 2
@@ -186,25 +183,8 @@ def test_the_loss_is_bradley_terry_and_the_cross_entropy_of_being_better():
     assert float(value) == pytest.approx(expected, rel=1e-5) and float(metrics["pair_acc"]) == (b > w)
 
 
-def test_with_scores_the_loss_is_least_where_the_sigmoid_is_the_score():
-    pairs = judge.Pairs(["p"], ["x"], ["x"], ["scored"], np.array([0.8], np.float32))
-    batch = judge.encode_pairs(pairs, TOK, 8)
-    h = np.asarray(model.trunk(SCORER, batch["better"], CFG, batch["better_valid"])).astype(np.float64)
-    pooled = (h * batch["better_valid"][..., None]).sum(1)[0] / batch["better_valid"].sum()
-    at = lambda p: float(judge.loss(
-        SCORER | {"head": jnp.asarray(pooled / (pooled @ pooled) * math.log(p / (1 - p)), jnp.float32)[:, None]},
-        batch, CFG)[0])  # fmt: skip
-    assert at(0.8) < min(at(0.7), at(0.9)) and at(0.8) == pytest.approx(0.5004, abs=1e-3)
-
-
-def test_calibration_error_is_zero_when_chances_come_true_and_not_else():
-    better, worse = np.full(80, 0.85), np.concatenate([np.full(14, 0.85), np.full(66, 0.05)])
-    assert judge.calibration_error(better, worse) == pytest.approx(0.02 + 0.01, abs=0.011)
-    assert judge.calibration_error(np.full(50, 0.99), np.full(50, 0.99)) == pytest.approx(0.49)
-
-
 def test_the_report_names_the_kinds_of_pairs():
-    p = judge.Pairs(["p"] * 4, list("abcd"), list("efgh"), ["x", "x", "y", "y"], None)
+    p = judge.Pairs(["p"] * 4, list("abcd"), list("efgh"), ["x", "x", "y", "y"])
     out = judge.pair_metrics(np.array([1, 2, 3, 4.0]), np.array([0, 3, 0, 0.0]), p)
     assert (out["val/pair_acc"], out["val/pair_acc/x"], out["val/pair_acc/y"]) == (0.75, 0.5, 1.0)
 

@@ -24,7 +24,7 @@ HOSTILE = {"not": "not " * DEEP + "x", "minus": "-" * DEEP + "1", "brackets": "[
            "power": "9**9**9**9", "exec": "raise SystemExit", "tabs": "\t" * DEEP, "comments": "#" * DEEP}
 
 
-JS = "function add(a, b) {\n"
+C = "int add(int a, int b) {\n"
 LONG = "\u00e9" * 80
 FUTURE = "from __future__ import annotations\n\ndef add(a, b): return a + b\n"
 
@@ -52,8 +52,7 @@ def code_format(text):
     (BODY, "```\na + b\n```", "add", BODY + "a + b\n"),
     (BODY, "add(b, a)\n", "add", BODY + "add(b, a)\n"),                                 # a call is no definition
     (BODY, "1\n    def add(): pass", "add", BODY + "1\n    def add(): pass"),           # nor is one inside
-    (JS, "return a + b }", "add javascript", JS + "return a + b }"),
-    (JS, "const add = (a, b) => a + b", "add javascript", "const add = (a, b) => a + b"),
+    (C, "return a + b; }", "add c", C + "return a + b; }"),
     ("int add(int a, int b) {", "int add(int a, int b) { return 1; }", "add c", "int add(int a, int b) { return 1; }"),
     ("import math\n" + BODY, f"```\n{FUTURE}```", "add", FUTURE.replace("\n", "\nimport math\n", 1))])
 def test_the_program_is_what_the_completion_means(prompt, completion, entry, code):
@@ -107,7 +106,7 @@ def test_syntax_of_python(code, worth):
 
 
 @pytest.mark.parametrize("language, good, bad, tool", [
-    ("json", '{"a": 1}', '{"a": }', None), ("javascript", "const f = (a) => { return a }", "const f = (a => {", "node"),
+    ("json", '{"a": 1}', '{"a": }', None), ("javascript", "const f = (a) => { return a }", "const f = (a => {", None),
     ("c", "int f(int a) { return a; }", "int f(int a { return a; }", "gcc"),
     ("cpp", "#include <vector>\nint f() { return std::vector<int>{1}.size(); }", "int f() { return std::; }", "g++"),
     ("java", f"public final class {LONG} {{ int f() {{ return 1; }} }}", "public class A { int f() { return 1 } }",
@@ -386,10 +385,10 @@ def test_without_a_function_the_last_block_that_does_something_is_the_program(bl
 
 def test_languages_are_known_by_their_usual_spellings():
     known = {"C++": "c++", "cpp": "c++", "C++17": "c++", "GNU C++20": "c++", "Python 3": "python", "py": "python",
-             "python3.11": "python", "PyPy 3": "python", "js": "javascript", "Node.js": "javascript", "C99": "c",
-             "Java 17": "java", "JAVASCRIPT": "javascript", None: "python", "": "python"}
+             "python3.11": "python", "PyPy 3": "python", "C99": "c",
+             "Java 17": "java", "JAVA": "java", None: "python", "": "python"}
     assert {name: programs.language_of(name) for name in known} == known
-    assert not any(map(programs.runs, ("rust", "c#", "Python 2", "python2.7", "typescript", "go")))
+    assert not any(map(programs.runs, ("rust", "c#", "Python 2", "python2.7", "JavaScript", "go")))
 
 
 def test_a_language_that_is_not_run_here_has_no_opinion_and_spoils_no_other_row():

@@ -162,8 +162,8 @@ FILES = {"file.py": "import json\nnumber = 5\ndef good(prompts, completions): re
     ("passes(first_reward=1)", "'passes' has no setting 'first_reward'; there are right"),
     ("passes(right=x)", "right=x should be a number, as in right=1"),
     ("length(goal=4)", "'length' has no setting 'goal'; there are target_length"),
-    ("length(target=four)", "target=four should be a number, as in target=100"), ("length(4)", r"no reward 'length\(4"),
-    ("length(target=4,target_length=5)", "'length' is given target_length twice"),
+    ("length(target=four)", "target=four should be a number, as in target=1"), ("length(4)", r"no reward 'length\(4"),
+    ("length(target=4,target_length=5)", "'length' has no setting 'target_length'; there are token_ids|none"),
     ("syntax(x=1)", "'syntax' has no setting 'x'"), ("length(target=4),length(target=5)", "two rewards are called"),
     ("test", "no reward 'test'. Did you mean 'tests'"), ("zzz", "There are syntax, tests,"), ("", "no reward ''"),
     ("tests,tests", "two rewards are called 'tests'"), ("nowhere.py:f", "there is no Python file 'nowhere.py'"),
@@ -201,9 +201,6 @@ def format_reward(completions, **kwargs):
     return [1.0 if re.match(pattern, content, re.DOTALL | re.MULTILINE) else 0.0 for content in completions]
 
 def accuracy_reward(completions, solution, log_extra=None, log_metric=None, **kwargs):
-    log_extra("said", completions)
-    log_extra("size", [len(content) or None for content in completions])
-    log_metric("seven", 7)
     return [float(sol in content) for content, sol in zip(completions, solution)]
 
 def of_chats(completions, **kwargs):
@@ -230,9 +227,6 @@ def test_rewards_of_trl_do_as_they_are_pasted_and_those_of_chats_are_told_what_t
     assert {name: parts[name].tolist() for name in names} == {
         "format_reward": [1, 0, 0], "accuracy_reward": [1, 0, 0],
         "repetition": [-2, 0, 0], "lengths": [3, 2, 0]}  # fmt: skip
-    logged = rewards.summary(parts)
-    assert logged["rewards/accuracy_reward/size"] == (len(texts[0]) + 1) / 2
-    assert logged["rewards/accuracy_reward/seven"] == 7 and "accuracy_reward/said" not in parts
     with pytest.raises(ValueError, match="texts here, not chats: write completion, without"):
         combine(resolve(f"{tmp_path}/r1.py:of_chats"), None, ["p"] * 3, texts, columns)
 

@@ -413,13 +413,12 @@ def test_what_a_test_only_defines_is_run(box):
 
 FOR_PYTEST = [
     "def test_f():\n    with pytest.raises(ValueError): f()", "def test_f():\n    with pytest.raises(KeyError, match='x'): g()",
-    "def test_f():\n    with pytest.raises(ValueError): g()", "def test_f(): pytest.raises(ValueError, f)", "def test_f(): pytest.skip('x')",
-    "@pytest.mark.skip\ndef test_f(): assert f() == 2", "def test_f(): pytest.fail()", "def test_f(): assert f() == pytest.approx(3)",
-    "@pytest.mark.parametrize('a', [2, 3])\ndef test_f(a): assert f() == a", "@pytest.mark.parametrize('a', [])\ndef test_f(a): assert 1",
+    "def test_f():\n    with pytest.raises(ValueError): g()", "def test_f(): pytest.raises(ValueError, f)",
+    "def test_f(): pytest.skip('x')", "@pytest.mark.skip\ndef test_f(): assert f() == 2", "def test_f(): pytest.fail()", "def test_f(): assert f() == pytest.approx(3)",
     "def test_f(missing): assert f() == 2", "class TestF:\n    def test_f(self): assert f() == 3",
     "def test_f(): assert y() == pytest.approx(3)", "def test_f(): assert pytest.approx(3) == Yes()", "def test_f(): assert [Y()] == pytest.approx([3.0])",
     "def test_f(): assert not y() != pytest.approx(3)", "def test_f(): assert float('nan') == pytest.approx(float('nan'))",
-    "def test_f(): assert {'a': f()} == pytest.approx({'a': 2, 'b': 3})", "@pytest.fixture\ndef n(): return 3\ndef test_f(n): assert f() == n"]
+    "def test_f(): assert {'a': f()} == pytest.approx({'a': 2, 'b': 3})", "def test_f(): assert float('inf') == pytest.approx(2) or 2 == pytest.approx(float('inf'))"]
 
 
 def test_a_test_for_pytest_that_fails_there_fails_here(box):
@@ -427,18 +426,7 @@ def test_a_test_for_pytest_that_fails_there_fails_here(box):
     code += "\nclass Y(Yes, float): pass\ndef f(): return 2\ndef g(): raise KeyError(1)\nclass pytest: raises = approx = staticmethod(lambda *a: 2)"
     tests = [*("import pytest\n" + test for test in FOR_PYTEST), "assert f() == 2"]
     assert one(box, code, tests, "f").passed == [False] * len(FOR_PYTEST) + [True]
-
-
-def test_what_a_test_replaces_is_as_it_was_for_the_next(box):
-    dirty = ["import sys, io, builtins, os, random, time\nsys.stdout = io.StringIO(); sys.stdin = io.StringIO('x'); builtins.input = len"
-             "\nos.environ['A'] = '1'; sys.argv = ['x']; time.sleep = print; random.seed(1); assert g() == ('1', ['x'])",
-             "import sys, os, builtins, time\nassert type(sys.stdout).__name__ == 'TextIOWrapper' and builtins.input.__name__ == 'input'\n"
-             "assert time.sleep.__name__ == 'sleep'\nassert g()[1] == ['solution.py'] and kinds() == ('TextIOWrapper', 'sleep', 'input')"]
-    code = "import os, sys, time\ndef g(): return os.environ.get('A'), sys.argv\n" \
-           "def kinds(): return type(sys.stdout).__name__, time.sleep.__name__, input.__name__"
-    verdict = one(box, code, dirty)
-    assert verdict.passed == [True, True], verdict.error
-    assert one(box, code, dirty[1:]).passed == [True]
+    assert "no fixture: write the test without it" in one(box, code, ["import pytest\n@pytest.fixture\ndef n(): return 2"]).error
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------
@@ -599,7 +587,7 @@ NOT_PLAIN = [
     "x = f\nassert x() == 3", "x = f()\nassert x() == 3", "assert f()() == 3", "assert [f][0]() == 3", "assert type('A', (), {}) == f()",
     "assert math.__loader__ == f()", "sum = f\nassert sum() == 3", "assert getattr(f, 'x') == 3", "assert f.__globals__", "f = 3\nassert f == 3",
     "assert open(f())", "assert __import__(f())", "assert [x := f()]", "with f(): assert 3", "try: f()\nexcept Exception: pass", "def t(): f()",
-    "class A: x = f()", "for x in f(): assert x", "x = {}\nx[0] = f()", "x = 3\nx += f()", "assert f('os.path') == 3", "del f", "global f",
+    "class A: x = f()", "for x in f(): assert x", "x = {}\nx[0] = f()", "x = 3\nx += f()", "del f", "global f",
     "math.pi = f()", "while f(): pass", "assert (await f())", "assert f() ==", "assert " + "(" * 500 + ")" * 500, "x = 0\n" * 9999, "if f(): pass",
     "__builtins__ = f()", "assert [1 for __type__ in f()]", "raise f()", "return f()", "assert __name__ == f()", "print(f())", "lambda: f()"]
 
@@ -810,12 +798,12 @@ def test_what_does_not_hold_stops_the_batch_unless_it_is_named(tmp_path):
 
 def test_a_python_whose_path_has_a_space_runs_programs(tmp_path):
     (tmp_path / "a b").mkdir()
-    python, program = tmp_path / "a b" / "python3", SUM["javascript"]
+    python, program = tmp_path / "a b" / "python3", SUM["c"]
     python.symlink_to(os.path.realpath(sys.executable))
     if not shutil.which(program[0]):
-        pytest.skip("needs node")
+        pytest.skip("needs gcc")
     code = f"from judges.sandbox.pool import Pool\nwith Pool(workers=1, timeout=9) as box:\n    print(box.run([({program[1]!r}, "
-    code += "[{'input': '1 2', 'output': '3'}], '', 'javascript')])[0].passed)"
+    code += "[{'input': '1 2', 'output': '3'}], '', 'c')])[0].passed)"
     done = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[True]\n", done
 
@@ -968,7 +956,6 @@ def test_any_text_gets_a_verdict(box, examples):
 
 # ---- other languages -------------------------------------------------------------------------------------------------
 SUM = {
-    "javascript": ("node", "const t = require('fs').readFileSync(0, 'utf8').split(' '); console.log(+t[0] + +t[1])"),
     "c": ("gcc", """#include <stdio.h>
         int main(void) { int a, b; scanf("%d %d", &a, &b); printf("%d", a + b); }"""),
     "c++": ("g++", """#include <iostream>
@@ -989,7 +976,7 @@ def test_programs_of_other_languages_are_scored_and_leave_nothing(language):
         assert one(box, code, tests, "", language).passed == [True, False]
         verdict = one(box, code + " }}} (", tests, "", language)
         assert verdict.passed == [False, False]
-        assert "does not compile" in verdict.error or language == "javascript"
+        assert "does not compile" in verdict.error
         family = descendants(os.getpid()) - others
         assert scratch(family, os.getpid())
     assert scratch(family, os.getpid()) == []
@@ -997,9 +984,9 @@ def test_programs_of_other_languages_are_scored_and_leave_nothing(language):
 
 def test_a_language_that_is_unknown_or_not_installed_is_an_error_that_helps(box, monkeypatch):
     output = [{"input": "", "output": ""}]
-    with pytest.raises(ValueError, match="'cobol' is not python, javascript"):
-        one(box, "", output, "", "cobol")
-    with pytest.raises(ValueError, match="'probe' is not python, javascript, c, c[+][+], java$"):
+    with pytest.raises(ValueError, match="'javascript' is not python, c, c"):
+        one(box, "", output, "", "javascript")
+    with pytest.raises(ValueError, match="'probe' is not python, c, c[+][+], java$"):
         one(box, "", output, "", "probe")  # with which the sandbox tries its own walls
     with pytest.raises(ValueError, match="only python has assert tests"):
         monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/" + name)
@@ -1018,7 +1005,7 @@ def test_a_toolchain_that_is_not_installed_opens_no_folder(monkeypatch):
 @pytest.mark.parametrize("stage", ["needs", "package", "suffix", "index"])
 def test_a_judge_that_obeys_an_answer_gets_no_command_but_the_three(stage):
     with pytest.raises(KeyError):
-        languages.command_for("javascript", stage)
+        languages.command_for("java", stage)
 
 
 # ---- as a library and as a program -----------------------------------------------------------------------------------
@@ -1047,7 +1034,7 @@ def test_as_a_program_it_says_what_holds():
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert done.returncode == 0 and done.stderr == ""
     assert [lines[x] for x in module.HOLDS] == ["contained"] * len(module.HOLDS)
-    assert set(lines) >= {"python", "javascript", "c", "c++", "java"}
+    assert set(lines) >= {"python", "c", "c++", "java"}
 
 
 def test_a_process_with_threads_can_use_it(box):

@@ -173,7 +173,7 @@ def abstract_batch(cfg):
     """Return the batch of a step of pretraining or judge, as shapes."""
     if cfg.objective == "judge":
         pairs = {"better": "int32", "better_valid": bool, "worse": "int32", "worse_valid": bool}
-        return abstract_text(cfg, cfg.batch_size, **pairs) | {"score": None}
+        return abstract_text(cfg, cfg.batch_size, **pairs)
     rows = cfg.batch_size // (config.copies(cfg) if cfg.objective == "pretrain" else 1)
     text = data.Batch(**abstract_text(cfg, rows, tokens="int32", maskable=bool, valid=bool))
     return jax.eval_shape(rl.noise(cfg), jax.random.key(0), text)

@@ -23,7 +23,7 @@ import rl
 import sample
 from checkpoints import checkpoint
 from data import texts
-from judges.model_judge import encode, rate, sigmoid
+from judges.model_judge import encode, rate
 from system import settings, sharding
 
 
@@ -44,7 +44,6 @@ class Pairs(NamedTuple):
     better: list
     worse: list
     kinds: list  # why the worse text is worse
-    scores: np.ndarray | None  # (N,) in [0, 1]; if given, `better` are texts with these scores, not pairs
 
 
 def split_words(text):
@@ -84,23 +83,18 @@ def make_worse(rng, text, other, has_prompt=True):
 def make_pairs(rows: list[dict], seed: int, refill: Callable | None = None) -> Pairs:
     """Make Pairs of the rows of a data set.
 
-    Rows with `chosen` and `rejected`, or with `completion` and `score`, are used as they are. Otherwise the completion
-    is the better text. The worse one is a spoiled copy or, for every second row, a copy refilled by a generator:
-    refill(rows, seed) -> texts, kinds, with an empty kind for texts that do not fit. Rows whose copy equals the
-    completion are left out.
+    Rows with `chosen` and `rejected` are used as they are. Otherwise the completion is the better text. The worse one
+    is a spoiled copy or, for every second row, a copy refilled by a generator: refill(rows, seed) -> texts, kinds, with
+    an empty kind for texts that do not fit. Rows whose copy equals the completion are left out.
     """
     prompts = [row["prompt"] for row in rows]
     if all("chosen" in row and "rejected" in row for row in rows):
         chosen, rejected = [row["chosen"] for row in rows], [row["rejected"] for row in rows]
-        return Pairs(prompts, chosen, rejected, ["rejected"] * len(rows), None)
-    if not all("completion" in row for row in rows):
-        raise ValueError(
-            "a judge learns from rows with a completion, with chosen and rejected, or with completion and "
-            f"score; the first row has {', '.join(rows[0])}"
-        )
+        return Pairs(prompts, chosen, rejected, ["rejected"] * len(rows))
+    if not all("completion" in row and "score" not in row for row in rows):
+        raise ValueError("a judge learns from rows with chosen and rejected (write rows with a score as such pairs), "
+                         f"or with a completion that is right; the first row has {', '.join(rows[0])}")  # fmt: skip
     better = [row["completion"] for row in rows]
-    if all("score" in row for row in rows):
-        return Pairs(prompts, better, better, ["scored"] * len(rows), checked_scores(rows))
     rng = np.random.default_rng(seed)
     others = (better[rng.integers(len(rows))] for _ in rows)  # lazily, between the draws of make_worse
     worse = [make_worse(rng, *row) for row in zip(better, others, map(bool, prompts), strict=True)]
@@ -114,24 +108,11 @@ def make_pairs(rows: list[dict], seed: int, refill: Callable | None = None) -> P
         better=[better[i] for i in differ],
         worse=[worse[i][0] for i in differ],
         kinds=[worse[i][1] for i in differ],
-        scores=None,
     )
 
 
-def checked_scores(rows):
-    """Read the scores of rows -> (N,) float32; an error if one is not in [0, 1]."""
-    scores = np.array([row["score"] for row in rows], np.float32)
-    wrong = np.flatnonzero(~((scores >= 0) & (scores <= 1)))  # nan is wrong as well
-    if wrong.size:
-        raise ValueError(
-            f"scores must lie in [0, 1], but {wrong.size} of {len(rows)} do not; the first is "
-            f"score={scores[wrong[0]]:g}, of the prompt {rows[wrong[0]]['prompt'][:60]!r}"
-        )
-    return scores
-
-
 def encode_pairs(pairs: Pairs, tok: Any, max_len: int) -> dict[str, Any]:
-    """Encode Pairs -> {"better", "worse": tokens (N, T), "better_valid", "worse_valid" (N, T), "score": (N,) or None}.
+    """Encode Pairs -> {"better", "worse": tokens (N, T), "better_valid", "worse_valid" (N, T)}.
 
     T may differ between better and worse. Texts of more than max_len tokens lose their beginning, which is reported."""
     sides = {"better": pairs.better, "worse": pairs.worse}
@@ -145,7 +126,7 @@ def encode_pairs(pairs: Pairs, tok: Any, max_len: int) -> dict[str, Any]:
             f"{longer} of {len(sizes)} texts, the longest of {max(sizes)} tokens, lose their beginning: there is room "
             f"for max_prompt_len + max_new_tokens + 1 = {max_len}"
         )
-    arrays = {"score": pairs.scores}
+    arrays = {}
     for name, side in sides.items():
         arrays[name], arrays[name + "_valid"] = encode(pairs.prompts, side, tok, max_len)
     return arrays
@@ -158,14 +139,10 @@ def loss(params: Any, batch: dict[str, Any], cfg: model.ModelConfig) -> tuple[ja
     """Compute the loss of a batch of `encode_pairs`, and metrics.
 
     Bradley-Terry: the better of two should score higher. Added to it is a cross-entropy with label 1 for the better
-    and 0 for the worse text, so that sigmoid(score) is the probability that a text is a better one. If the rows have
-    scores from 0 to 1 instead of pairs, the whole loss is the cross-entropy to these.
+    and 0 for the worse text, so that sigmoid(score) is the probability that a text is a better one.
     """
     score = functools.partial(rate, params, cfg=cfg)
     better = score(batch["better"], valid=batch["better_valid"])
-    if batch["score"] is not None:
-        p = batch["score"]
-        return -jnp.mean(p * log_sigmoid(better) + (1 - p) * log_sigmoid(-better)), {}
     worse = score(batch["worse"], valid=batch["worse_valid"])
     pointwise = (log_sigmoid(better) + log_sigmoid(-worse)) / 2
     metrics = {"pair_acc": jnp.mean(better > worse)}
@@ -173,37 +150,11 @@ def loss(params: Any, batch: dict[str, Any], cfg: model.ModelConfig) -> tuple[ja
 
 
 def pair_metrics(better: np.ndarray, worse: np.ndarray, pairs: Pairs) -> dict[str, float]:
-    """Compare the judge's scores better, worse (N,) of the texts of held-out Pairs with the truth.
-
-    For pairs: accuracy, in all and by kind, and calibration. For texts with given scores: error and correlation.
-    """
-    if pairs.scores is not None:
-        p = sigmoid(better)
-        return {
-            "val/error": float(np.abs(p - pairs.scores).mean()),
-            "val/correlation": float(np.corrcoef(p, pairs.scores)[0, 1]),
-        }
-    metrics = {
-        "val/pair_acc": float(np.mean(better > worse)),
-        "val/calibration_error": calibration_error(sigmoid(better), sigmoid(worse)),
-    }
+    """Compute the accuracy of a judge, in all and by kind, from its scores better, worse (N,) of held-out Pairs."""
+    metrics = {"val/pair_acc": float(np.mean(better > worse))}
     for kind in sorted(set(pairs.kinds)):
         metrics[f"val/pair_acc/{kind}"] = float(np.mean((better > worse)[np.array(pairs.kinds) == kind]))
     return metrics
-
-
-def calibration_error(better: np.ndarray, worse: np.ndarray, bins: int = 10) -> float:
-    """Average |stated probability of being a better text - fraction that are better| over bins of the probability.
-
-    better, worse (N,): the probabilities that the judge states for the better and for the worse texts."""
-    p = np.concatenate([better, worse])
-    truth = np.repeat([1.0, 0.0], [len(better), len(worse)])
-    index = np.minimum((p * bins).astype(int), bins - 1)
-    error = 0.0
-    for i in set(index):
-        inside = index == i
-        error += abs(p[inside].mean() - truth[inside].mean()) * np.mean(inside)
-    return float(error)
 
 
 def refill_rows(rows, seed, generator, cfg, tok):
@@ -271,7 +222,7 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
 
     def iterate(state, key, update):
         index = data.batch_indices(len(train["better"]), cfg.batch_size, state.step, cfg.seed)
-        update({name: None if a is None else jnp.asarray(a[index]) for name, a in train.items()})
+        update({name: jnp.asarray(a[index]) for name, a in train.items()})
         return {}
 
     def part_loss(params, batch):
@@ -285,11 +236,10 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
 
         better, worse = score_side("better"), score_side("worse")
         columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")
-        rows = zip(*val_pairs[:4], better.tolist(), worse.tolist(), strict=True)
+        rows = zip(*val_pairs, better.tolist(), worse.tolist(), strict=True)
         return pair_metrics(better, worse, val_pairs), [dict(zip(columns, row, strict=True)) for row in rows]
 
-    best_metric = "val/pair_acc" if train["score"] is None else "val/correlation"
-    return rl.Task(init, iterate, part_loss, evaluate, len(train["better"]), best_metric)
+    return rl.Task(init, iterate, part_loss, evaluate, len(train["better"]), "val/pair_acc")
 
 
 settings.add(rl.OBJECTIVES, judge=judge_task)

@@ -4,7 +4,6 @@ Everything in this process may be the completion's doing: it can rewrite each of
 nothing here protects anybody. The walls (walls.py) stand before its code runs, and the judge believes none of it.
 """
 
-import importlib
 import os
 import socket
 import sys
@@ -73,10 +72,10 @@ def run_program(peer, code):
 
 
 class Served:
-    """What the judge asks of a loaded completion: each method is an operation. asserts.World calls the last three."""
+    """What the judge asks of a loaded completion: each method is an operation."""
 
     def __init__(self, module):
-        self._globals, self._replaced = vars(module), {}
+        self._globals = vars(module)
 
     def names(self, wanted):
         """Return {name: value} of those of the `wanted` names that are global here; ["__all__"] asks for all names."""
@@ -95,16 +94,3 @@ class Served:
         """Return the contents of an object whose class extends a plain type, as that type."""
         kind = KINDS[TAGS[base_of(type(x))]]
         return kind.together(kind.apart(x))
-
-    def replace(self, module, name, value):
-        target = importlib.import_module(module)
-        self._replaced.setdefault((module, name), getattr(target, name))
-        setattr(target, name, value)
-
-    def restore(self, module, name):
-        if (module, name) in self._replaced:
-            setattr(importlib.import_module(module), name, self._replaced.pop((module, name)))
-
-    def environ(self, wanted):
-        os.environ.clear()
-        os.environ.update(wanted)

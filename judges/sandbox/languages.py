@@ -1,4 +1,4 @@
-"""Programs in JavaScript, C, C++ and Java: how they are checked, compiled and run, behind which walls.
+"""Programs in C, C++ and Java: how they are checked, compiled and run, behind which walls.
 
 The walls are weaker than around Python. A program can read the toolchain (/usr, /lib, but no Python packages) and
 become another program of it, which stays inside. A compiler can also start processes and write to one folder. The
@@ -53,15 +53,6 @@ class Language(NamedTuple):
 
 
 LANGUAGES = {
-    "javascript": Language(
-        needs="node",
-        package="nodejs",
-        suffix="js",
-        check="node --check {}.js",
-        check_seconds=1,
-        run="node {}.js",
-        reserve=1 << 40,
-    ),
     "c": Language(
         needs="gcc",
         package="gcc",
@@ -145,7 +136,7 @@ def exec_program(fds: tuple, command: list[str], lang: Language, runs: bool, sec
         shut(lock(rules, RUNTIMES if runs else RUNTIMES + COMPILERS, limits.unsafe), parent)
         Channel(socket.socket(fileno=3)).send("ready")
         home = {"PATH": "/usr/bin:/bin", "TMPDIR": folder, "HOME": folder, "LANG": "C.UTF-8"}
-        os.execve(path, command, home | {"OPENSSL_CONF": "/dev/null"})  # node reads it from /etc/ssl
+        os.execve(path, command, home)
     finally:
         os._exit(127)
 

@@ -57,7 +57,7 @@ stat:4: fstat:5:80 lstat:6: newfstatat:262:79 statx:332:291 access:21: faccessat
 readlink:89: readlinkat:267:78 getdents64:217:61 dup:32:23 dup2:33: dup3:292:24 pipe:22:
 pipe2:293:59 poll:7: ppoll:271:73 select:23: pselect6:270:72 epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232:
 epoll_pwait:281:22 eventfd2:290:19 shutdown:48:210 getsockname:51:204 getsockopt:55:209"""
-RUNTIMES = " execve:59:221 capget:125:90 mincore:27:232 fchdir:81:50"  # node and java need these too
+RUNTIMES = " execve:59:221 capget:125:90 mincore:27:232 fchdir:81:50"  # java needs these too
 FILES = """ unlink:87: unlinkat:263:35 mkdir:83: mkdirat:258:34 rename:82: renameat:264:38 renameat2:316:276
 ftruncate:77:46 pwrite64:18:68 flock:73:32"""
 COMPILERS = FILES + """ fork:57: vfork:58: clone:56:220 wait4:61:260 chmod:90: fchmod:91:52 fchmodat:268:53"""

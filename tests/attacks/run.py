@@ -207,7 +207,7 @@ def cases(options):
         for case in json.load(f)[::options.every]:
             wanted = options.only in case["file"] and (not options.kind or case["kind"] in options.kind.split(","))
             here = case.get("machine", os.uname().machine) == os.uname().machine
-            needs = {"javascript": "node", "c": "gcc", "c++": "g++", "java": "javac"}.get(case.get("language"), "sh")
+            needs = {"c": "gcc", "c++": "g++", "java": "javac"}.get(case.get("language"), "sh")
             if wanted and here and shutil.which(needs):
                 yield case
 

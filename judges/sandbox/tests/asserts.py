@@ -4,16 +4,13 @@ A name that a test reads is, in this order, the test's own; a module of the libr
 (`math.isclose`); a builtin; the candidate's. So a candidate's `abs` or `math` never gets here. Only the function that
 the test is about (`entry`) may shadow a builtin: MBPP 126 is called sum.
 
-A test may also replace parts of the library that a completion uses (input, sys.stdout, random.seed, os.environ): World
-does the same in the candidate, and undoes it afterwards in both.
+What a test replaces in the library (input, sys.stdout, os.environ, a seed), it replaces in the judge alone.
 """
 
 import ast
 import builtins
-import contextlib
 import functools
 import importlib
-import os
 import re
 import sys
 import types
@@ -35,7 +32,7 @@ class Test(NamedTuple):
     wanted: set  # the names that it reads from the candidate
     early: set  # those of them that class bodies use; they are looked up first, as Python skips `__missing__` there
     modules: set  # the modules that it uses as `math.x`
-    library: set  # all modules that it names, also in strings: patch("random.random")
+    library: set  # those, and the ones that it imports
     safe: set  # the lines on which nothing of the candidate's can raise
     used: set  # the names and attributes that it reads
     exits: bool  # True if it names SystemExit
@@ -63,7 +60,7 @@ def parse(source: str, entry: str) -> Test:
         wanted=wanted,
         early=wanted & names_in_classes(nodes),
         modules=modules,
-        library={name for name in named_modules(nodes) | modules if name.partition(".")[0] in sys.stdlib_module_names},
+        library=imported(nodes) | modules,
         safe=safe_lines(nodes),
         used=loaded | {n.attr for n in attributes},
         exits="SystemExit" in read,
@@ -71,12 +68,10 @@ def parse(source: str, entry: str) -> Test:
     )
 
 
-def named_modules(nodes):
-    """Find the modules that a test imports, and what may be one in a string: random of "random.random"."""
+def imported(nodes):
+    """Find the modules that a test imports."""
     named = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
-    named |= {n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module}
-    strings = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    return named | {text.rpartition(".")[0] for text in strings}
+    return named | {n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module}
 
 
 def bound_names(nodes):
@@ -182,70 +177,6 @@ class Solution(types.ModuleType):
         self._peer.ask("setname", name)
 
 
-class World:
-    """The parts of the library that a test replaces. Before each call the candidate is told what has changed since."""
-
-    WATCHED = {"sys": ("argv", "stdin", "stdout", "stderr")}
-
-    def __init__(self, peer, library):
-        self.peer, self.sent, self.seeds = peer, {}, []
-        self.modules, self.random = {}, importlib.import_module("random")
-        for name in {"builtins", "sys", *library} - {"antigravity", "this"}:
-            with contextlib.suppress(ImportError):
-                self.modules[name] = importlib.import_module(name)
-        self.real_seed, self.random.seed = self.random.seed, self.seed
-        self.environ = self.told = dict(os.environ)
-        self.before = {name: dict(vars(module)) for name, module in self.modules.items()}
-
-    def seed(self, *args, **named):
-        """Stand for random.seed: seed here, and note the seed for the candidate."""
-        self.seeds.append(args or tuple(named.values()))
-        return self.real_seed(*args, **named)
-
-    def changed(self):
-        """Return {(module, name): value now} of all that the test has replaced; of sys, only the names in WATCHED."""
-        found = {}
-        for module, before in self.before.items():
-            now = vars(self.modules[module])
-            for name in self.WATCHED.get(module, now.keys() & before.keys()):
-                if name[0] != "_" and now[name] is not before[name]:
-                    found[module, name] = now[name]
-        return found
-
-    def tell(self):
-        self.peer.before_call = None  # the calls here are no calls of the test
-        try:
-            self.tell_changes()
-        finally:
-            self.peer.before_call = self.tell
-
-    def tell_changes(self):
-        while self.seeds:
-            self.peer.ask("library", "random", "seed", *self.seeds.pop(0))
-        now, environ = self.changed(), dict(os.environ)
-        for place in self.sent.keys() - now.keys():
-            self.peer.ask("restore", *place)
-        for place in now:
-            if place not in self.sent or now[place] is not self.sent[place]:
-                with contextlib.suppress(TypeError):  # what cannot travel there is left out
-                    self.peer.ask("replace", *place, now[place])
-        self.sent = now
-        if environ != self.told:  # without the variables of this machine
-            self.peer.ask("environ", {k: v for k, v in environ.items() if self.environ.get(k) != v})
-        self.told = environ
-
-    def end(self):
-        """Undo all replacements here and, if it lives, in the candidate."""
-        self.random.seed = self.real_seed
-        os.environ.clear()
-        os.environ.update(self.environ)
-        for module, name in self.changed():
-            setattr(self.modules[module], name, self.before[module][name])
-        if self.sent and not self.peer.dead:
-            self.tell()
-
-
-AMBIENT = {"builtins", "contextlib", "io", "os", "random", "sys", "time", "unittest", "unittest.mock"}
 # Functions of the library that look into an object are called where the object is.
 ROUTED = {
     "dataclasses": "asdict astuple fields is_dataclass replace",
@@ -312,20 +243,15 @@ def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
         vars(importlib.import_module("unittest"))["main"] = do_nothing
     peer.exits, main = test.exits, sys.modules["__main__"]
     sys.modules |= dict.fromkeys(("solution", "__main__"), Solution(peer, test.taken)) | {"pytest": small_pytest}
-    sys.stderr, world = sys.__stdout__, None  # nobody reads what a test writes; this judge's own errors are shown
+    sys.stderr = sys.__stdout__  # nobody reads what a test writes; this judge's own errors are shown
     try:
-        if AMBIENT & test.library:
-            world = World(peer, test.library)
-            peer.before_call = world.tell
         peer.given = space if "__given__" in source else {}  # programs.with_helpers marks the classes of the prompt
         exec(test.code, space)
         run_defined(space, test, entry)
     finally:
         sys.modules["__main__"] = main
         del sys.modules["solution"], sys.modules["pytest"]
-        if world:
-            world.end()
-        sys.stderr, peer.before_call = sys.__stderr__, None
+        sys.stderr = sys.__stderr__
 
 
 def run_defined(space, test, entry):
@@ -335,13 +261,13 @@ def run_defined(space, test, entry):
     own = {name: x for name, x in space.items() if type(x) in (type, types.FunctionType) and x.__module__ == "test"}
     for name, x in own.items():
         if type(x) is type and name.startswith("Test") and not hasattr(x, "setUp") and "__init__" not in vars(x):
-            run_methods(x, space)
+            run_methods(x)
         elif type(x) is type or name in test.used:
             continue
         elif entry and asks_for_entry(name, x):
             x(*find_entry(space.peer, entry))
-        elif name.startswith("test") and not hasattr(x, "is_fixture"):
-            run_function(x, space)
+        elif name.startswith("test"):
+            run_function(x)
     if "unittest" in test.library and not test.used & {"wasSuccessful", "failures", "errors"}:
         run_cases(own.values())
 
@@ -352,21 +278,20 @@ def asks_for_entry(name, function):
     return len(arguments) == 1 and (name == "check" or name.startswith("test") and arguments == ("candidate",))
 
 
-def run_function(function, space, *bound):
-    for arguments in small_pytest.cases(function, space, len(bound)):
-        result = function(*bound, **arguments)
-        if type(result) is types.CoroutineType:
-            finish(result)
+def run_function(function, *bound):
+    result = function(*bound)
+    if type(result) is types.CoroutineType:
+        finish(result)
 
 
-def run_methods(kind, space):
+def run_methods(kind):
     """Run the methods test... of a class Test..., each on an object of its own, as pytest does."""
     for name, method in vars(kind).items():
         if name.startswith("test") and type(method) is types.FunctionType:
             one = kind()
             if hasattr(one, "setup_method"):
                 one.setup_method()
-            run_function(method, space, one)
+            run_function(method, one)
 
 
 def name_of(entry: str) -> str:

@@ -7,7 +7,6 @@ of the completion, no attribute but those of `math`, no import, definition, lamb
 
 import ast
 import functools
-import sys
 import warnings
 
 from judges.sandbox.jobs import Job
@@ -54,6 +53,4 @@ def is_plain(n, entry, stored):
         return n.id in stored | BUILTINS | {entry, "math"}
     if isinstance(n, ast.Subscript):
         return isinstance(n.ctx, ast.Load)
-    if isinstance(n, ast.Constant) and isinstance(n.value, str):
-        return n.value.partition(".")[0] not in sys.stdlib_module_names  # asserts.World gets what may be a module
     return isinstance(n, KINDS)

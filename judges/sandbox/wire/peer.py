@@ -215,7 +215,7 @@ class Peer(Packer, Channel):
         Channel.__init__(self, sock, **settings)
         self.ops = ops
         self.given: dict[str, Any] = {}  # the globals of a test that has classes of the prompt
-        self.exits, self.before_call = False, None  # True: a call may end in SystemExit; a function to call before each
+        self.exits = False  # True: a call may end in SystemExit
         self.one_caller = _thread.RLock()  # a test may have threads
 
     def ask(self, op: str, *args: Any) -> Any:
@@ -226,8 +226,6 @@ class Peer(Packer, Channel):
         with self.one_caller:
             if self.dead:
                 raise Dead(self.dead)
-            if self.before_call:
-                self.before_call()
             self.calls += what != "plain"
             self.send([what, self.pack(list(args)), self.pack_named(named)])
             while True:
