@@ -55,6 +55,15 @@ def compiled_once():
 
 
 @pytest.fixture(scope="module")
+def one_step_for_all_runs():
+    """Let the runs of a module share their compiled steps, see shared.compiled_once."""
+    from shared import compiled_once
+
+    with compiled_once():
+        yield
+
+
+@pytest.fixture(scope="module")
 def browser():
     """Start a Chromium for the tests of a module, see browser.py."""
     from browser import Browser

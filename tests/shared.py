@@ -84,6 +84,17 @@ def far(params, by):
     return jax.tree.map(lambda w: jax.numpy.asarray(moved(w)), params)
 
 
+def random_torch(config):
+    """A model of transformers, far from its initialization, where scores are too small for a cap and biases 0."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p += 0.2 * torch.randn_like(p)
+    return theirs
+
+
 def write_rows(folder, more=lambda prompt: {}, order=range(100)):
     """Write train.jsonl, 80 rows "37" -> "73", and val.jsonl, 20."""
     rows = [{"prompt": p, "completion": p[::-1]} | more(p) for p in map("{:02d}".format, order)]

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from browser import needs_browser
-from shared import byte_model, compiled_once, lines
+from shared import byte_model, lines
 
 import config
 import data
@@ -34,12 +34,7 @@ KINDS = {  # the model, and the keys that go with it
 }
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("causal", "block")]
 EACH = pytest.mark.parametrize("kind", ["denoiser", *SLOW])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_step_for_all_runs():
-    with compiled_once():
-        yield
+pytestmark = pytest.mark.usefixtures("one_step_for_all_runs")
 
 
 @pytest.fixture(scope="module")
@@ -181,11 +176,6 @@ def test_what_cannot_work_is_refused(flag, changes, message, place):
     argv = arguments(place, "denoiser", place / "new", **changes)
     with pytest.raises(ValueError, match=re.escape(message)):
         anatomy.write(argv, str(place / flag))
-
-
-def test_a_file_that_cannot_be_written_is_refused_at_once(place):
-    with pytest.raises(OSError, match="Not a directory"):
-        anatomy.write(arguments(place, "denoiser", place / "new"), str(place / "train.jsonl/x.html"))
 
 
 def test_the_flag_is_one_of_train_py(monkeypatch, place):

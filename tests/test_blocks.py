@@ -22,7 +22,6 @@ from checkpoints import checkpoint, huggingface
 from checkpoints.adapt import adapt
 from loop import runs
 from loop.start import prepare
-from system import disk
 from tools import complete
 from variants import blocks, estimators, lora  # noqa: F401
 
@@ -99,12 +98,6 @@ def test_one_clean_copy_serves_all_views_as_a_pass_for_every_block_does(switches
         read = M & (jnp.arange(6) >= start)
         logp = view_logp(params, X, M, cfg, valid, start, chunk)[0]
         close(np.where(read, logp, 0), np.where(read, want, 0), 2e-5)
-
-
-def test_padding_on_the_left_does_not_move_the_blocks():
-    padded = jnp.pad(X, ((0, 0), (3, 0)))
-    valid = jnp.broadcast_to(jnp.arange(9) >= 3, padded.shape)
-    close(logits_of(FAR, padded, CFG, valid)[:, 3:], logits_of(FAR, X, CFG), 1e-5)
 
 
 def test_a_block_of_the_whole_text_is_the_bidirectional_model():
@@ -275,18 +268,6 @@ def test_trace_scores_what_was_sampled_and_the_cache_of_finished_blocks_changes_
     np.testing.assert_array_equal(texts[0], texts[-1])
 
 
-def test_a_text_ends_with_the_block_that_has_its_end():
-    sure = FAR | {"head": jnp.zeros_like(FAR["head"]), "embed": FAR["embed"]}  # the first of equals: id 0
-    z = jnp.full((1, 8), 4).at[0, 0].set(1)
-    plan = sample.Plan(order="left", steps=2, early_end=True, cache="prefix")
-    cfg = dataclasses.replace(CFG, eos_id=0)
-    _, trace = sample.generate(sure, KEY, z, cfg, plan)
-    assert trace["n_steps"] == 1  # the block that the prompt began has the end
-    long = jnp.array([[1, 2, 4, 4, 4, 4, 4, 4]])
-    x, trace = sample.generate(sure, KEY, long, cfg, plan)
-    assert trace["n_steps"] == 2 and (x[0, 2:] == 0).all()  # an end is first in its block, which is filled
-
-
 def test_what_blocks_do_not_go_with_is_refused():
     with pytest.raises(ValueError, match="has 4 texts in batch_size=8.*: gradient_accumulation_steps=8 must divide 4; "
                                          "--gradient_accumulation_steps=4 does"):
@@ -309,18 +290,6 @@ def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, cap
     assert sample.plan(run, 0.0).block_len is None
     assert sample.plan(dataclasses.replace(run, block_len=2), 0.0).block_len == 2
     assert complete.main([str(tmp_path), "--prompt=123456789", f"--max_new_tokens={new}"]) == 0, capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name, b", [("TraDo-8B", 4), ("SDAR-4B-Chat-b16", 16)])
-def test_what_the_config_does_not_say_is_in_the_name_and_the_tokenizer(name, b, tmp_path):
-    theirs = disk.read_json(f"{SDAR}/config.json")
-    del theirs["block_size"], theirs["mask_token_id"]
-    (tmp_path / name).mkdir()
-    disk.write_json(tmp_path / name / "config.json", theirs)
-    assert huggingface.read_config(tmp_path / name).mask_id is None
-    disk.write_json(tmp_path / name / "added_tokens.json", {"<MASK>": 308, "<|im_end|>": 306})
-    cfg = huggingface.read_config(tmp_path / name)
-    assert (cfg.block, cfg.mask_id) == (b, 308)
 
 
 @pytest.mark.parametrize("switches, name", [(dict(qk_norm=True), "sdar"), (dict(qkv_bias=True), "Fast_dLLM_Qwen")])

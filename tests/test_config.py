@@ -21,10 +21,9 @@ import grpo
 import model
 import rewards
 import sample
-import train
 from checkpoints import older
 from data import texts
-from loop import help, memory, runs, same_run, start
+from loop import help, memory, same_run, start
 from system import sections
 from variants import blocks, curriculum, gemma, lora, moe
 
@@ -318,13 +317,6 @@ def test_a_config_file_may_be_named_without_its_folder_and_its_ending(monkeypatc
     assert config.load(["sudoku"]).out_dir == expected.out_dir
 
 
-def test_an_unknown_keyword_in_python_gives_the_message_of_the_command_line():
-    assert raised(lambda: config.Config(n_layer=2)).startswith("n_layer is a key of the model: model=ModelConfig(n_lay")
-    assert raised(lambda: config.Config(num_generations=2)) == (
-        "unknown config key 'num_generations': here it is group_size")
-    assert "did you mean 'max_iters'?" in raised(lambda: dataclasses.replace(config.Config(), max_iter=3))
-
-
 @pytest.mark.parametrize("words, said", [
     ("--n_layer 3", "write it as --n_layer=3"), ("--lr_end -1e-3", "write it as --lr_end=-1e-3"),
     ("-max_iters=3", "write it as --max_iters=3"), ("max_iters=3", "write it as --max_iters=3"),
@@ -492,21 +484,6 @@ def test_help_ignores_all_other_arguments(argv, monkeypatch, capsys):
     assert not e.value.code and capsys.readouterr().out == help.help_text("all" in argv[-1]) + "\n"
 
 
-def test_main_reports_a_mistake_in_one_line(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(runs, "prepare_process", lambda: None)
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "1+1=", "completion": "2...", "difficulty": 1}\n' * 8)
-    for argv in ("--seed", "--order=best", "--rule=all", "--top_p=2", "--dataset=sudoky", "--rewards=exakt",
-                 "--eval_only=True --out_dir=/nowhere/at/all", "--out_dir=/proc/none/such", "--init_from=/nowhere",
-                 "--init_from=data", "--max_new_tokens=1", "--gemma.window=3",
-                 "--curriculum.difficulty=98,99"):  # fmt: skip
-        dataset = [] if "dataset" in argv else [f"--dataset={rows}"]
-        monkeypatch.setattr(sys, "argv", ["train.py", file, "--d_model=16", *argv.split(), *dataset])
-        with pytest.raises(SystemExit) as e:
-            train.main()
-        assert re.fullmatch(r"error: .{10,700}", e.value.code), argv
-
-
 def test_sections_are_used_where_their_keys_belong():
     with pytest.raises(ValueError, match=r"expected a tuple with Keys of files of variants/, as in use=\(lora.Keys"):
         config.Config(use=(gemma.Shape(),))
@@ -647,15 +624,6 @@ def test_a_typed_key_on_which_another_has_the_last_word_is_refused(file, line, n
     ("--judge.n_rows=9", "the keys of judge change nothing here, they are for objective='judge'"),
     ("--threshold=0.5", "threshold=0.5 changes nothing here, it is for rule='threshold' or 'dynamic'")])  # fmt: skip
 def test_typed_keys_of_a_choice_that_was_not_made_are_refused(typed, said):
-    with pytest.raises(ValueError, match=said):
-        config.load(["config/sudoku_grpo.py", typed])
-
-
-@pytest.mark.parametrize("typed, said", [
-    ("--lora=16", "expected True or False; the keys of lora are lora.rank, lora.alpha, lora.targets"),
-    ("--rank=3", "did you mean 'lora.rank'"), ("--LEARNING_RATE=1", "did you mean 'learning_rate'"),
-    ("--mu=2", "here it is updates_per_rollout"), ("--save_every=9", "here it is save_interval")])  # fmt: skip
-def test_what_people_type_is_answered_with_the_key_that_they_mean(typed, said):
     with pytest.raises(ValueError, match=said):
         config.load(["config/sudoku_grpo.py", typed])
 

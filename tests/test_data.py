@@ -40,7 +40,6 @@ from judges import formats, rules
 from loop.start import find_or_train
 from rewards import REWARDS, as_columns, combine, resolve
 from tools import score
-from variants import curriculum
 
 REPOSITORY = str(data.ROOT.parent)
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
@@ -641,28 +640,6 @@ def test_every_epoch_takes_each_row_exactly_once(n, batch_size, epoch, seed):
     assert sorted(stream[epoch * n:(epoch + 1) * n]) == list(range(n))
 
 
-def test_a_batch_depends_on_step_and_seed_alone():
-    first = data.batch_indices(1000, 32, 7, 0)
-    data.permutation.cache_clear()
-    assert (first == data.batch_indices(1000, 32, 7, 0)).all() and first.shape == (32,) and first.dtype == np.int64
-    assert (first != data.batch_indices(1000, 32, 7, 1)).any()
-    epochs = [tuple(data.batch_indices(10, 10, step, 0)) for step in range(5)]
-    assert len(set(epochs)) == 5  # shuffled anew
-    with pytest.raises(ValueError, match="no rows"):
-        data.batch_indices(0, 4, 0, 0)
-
-
-def test_a_curriculum_raises_the_difficulty_with_the_steps():
-    rows = [{"difficulty": 1}, {"difficulty": 3}, {}, {"difficulty": 2}]
-    schedule = ((200, 3), (10, 1), (100, 2))
-    allowed_at = curriculum.curriculum(rows, schedule)
-    allowed = {step: allowed_at(step).tolist() for step in (0, 10, 99, 100, 200, 10**6)}
-    assert allowed == {0: [0, 2], 10: [0, 2], 99: [0, 2], 100: [0, 2, 3], 200: [0, 1, 2, 3], 10**6: [0, 1, 2, 3]}
-    with pytest.raises(ValueError, match="allows difficulty 0 at step 5, but the easiest row has 1"):
-        curriculum.curriculum(rows[:2], ((5, 0),))
-    assert curriculum.curriculum(rows, ())(7).tolist() == [0, 1, 2, 3]
-
-
 # ---- the data sets ----
 
 def digest(name, share):
@@ -922,16 +899,6 @@ def test_a_python_without_its_library_is_told_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(SystemExit, match="too few sources.*--dataset=FILE.txt"):
         text.documents()
-
-
-def test_prompts_of_grpo_keep_the_messages_before_them(tmp_path):
-    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
-    row = {"prompt": turns, "completion": "2"}
-    rows = file(tmp_path, "mine.jsonl", jsonl([row] * 3))
-    cfg = shared.run(dataset=rows, max_prompt_len=120, **{"texts.chat_template": "chatml"})
-    wanted = "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n"
-    asked = encoded_texts.encode_split(cfg, CHATTY, "train", with_completions=False)
-    assert CHATTY.decode(asked.tokens[0, :120], specials=True).replace("<|pad|>", "") == wanted
 
 
 def test_preferences_without_the_objective_of_a_judge_are_told_of_it():

@@ -11,18 +11,14 @@ import sys
 import pytest
 import shared
 from faults import KINDS, Disk, Killed, faulty
-from shared import compiled_once, left
+from shared import left
 from test_train import written
 
 import model
 import train
 from checkpoints import checkpoint
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_step_for_all_runs():
-    with compiled_once():
-        yield
+pytestmark = pytest.mark.usefixtures("one_step_for_all_runs")
 
 
 @pytest.fixture(scope="module")

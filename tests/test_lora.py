@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import shared
-from shared import as_iterate, batches_of, byte_model, compiled_once, kept_in_16_bits, left, write_rows
+from shared import as_iterate, batches_of, byte_model, kept_in_16_bits, left, write_rows
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
 import data
@@ -21,19 +21,14 @@ import rl
 import train
 from checkpoints import adapters, checkpoint, huggingface
 from judges import model_judge
-from loop.start import count_params, prepare
+from loop.start import prepare
 from system import disk
 from tools import complete
 from variants import lora
 
 KEY = jax.random.key(0)
 ALL = lora.TARGETS
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_step_for_all_runs():
-    with compiled_once():
-        yield
+pytestmark = pytest.mark.usefixtures("one_step_for_all_runs")
 
 
 logits = jax.jit(model.logits, static_argnames="cfg")
@@ -67,19 +62,6 @@ def saved(tmp_path):
     return write
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llada", "gemma2"])
-def test_new_adapters_change_nothing_to_the_bit_and_trained_ones_do(name):
-    cfg = SAVED[name]
-    base, compute = start(cfg), lambda params: logits(params, TOKENS, cfg)
-    new, trained, alone = lora.adapters(KEY, cfg, ALL, 3), trained_adapters(cfg), compute(base)
-    assert np.array_equal(compute(lora.adapted(base, new, 16.0)), alone)
-    for target in ALL:
-        one = {"blocks": [w | {target + "_b": of_trained[target + "_b"]}
-                          for w, of_trained in zip(new["blocks"], trained["blocks"], strict=True)]}  # fmt: skip
-        assert float(jnp.abs(compute(lora.adapted(base, one, 16.0)) - alone).max()) > 1e-4, target
-
-
 def test_new_adapters_are_those_of_peft_a_uniform_a_and_a_zero_b():
     cfg = model.ModelConfig(n_layer=3, n_head=2, d_model=64, d_ff=96)
     new = lora.adapters(KEY, cfg, ("q", "down"), 32)["blocks"]
@@ -90,17 +72,6 @@ def test_new_adapters_are_those_of_peft_a_uniform_a_and_a_zero_b():
         assert not any(w[name + "_b"].any() for w in new) and 0.98 < np.abs(a).max() * width**0.5 <= 1
         assert a.std() == pytest.approx((3 * width) ** -0.5, rel=0.03)  # torch: kaiming_uniform_(a=sqrt(5))
     assert abs(np.corrcoef(new[0]["q_a"].ravel(), new[1]["q_a"].ravel())[0, 1]) < 0.1
-
-
-def test_adapters_add_alpha_over_rank_times_their_product(saved):
-    cfg = SAVED["llada"]
-    base, new, folder = saved(cfg, ("k", "gate"), rank=3, alpha=6.0)
-    merged, _ = checkpoint.load(folder)
-    for layer, own, found in zip(base["blocks"], new["blocks"], merged["blocks"], strict=True):
-        for name, w in layer.items():
-            more = 2.0 * np.asarray(own[name + "_a"]) @ own[name + "_b"] if name in ("k", "gate") else 0
-            np.testing.assert_allclose(found[name], np.asarray(w) + more, atol=1e-6)
-    assert all(np.array_equal(merged[name], base[name]) for name in ("embed", "norm", "head"))
 
 
 @pytest.mark.slow
@@ -114,31 +85,6 @@ def test_the_gradient_of_adapters_is_that_of_their_matrix_seen_through_the_other
         np.testing.assert_allclose(ours[name + "_a"], 2 * full[name] @ w[name + "_b"].T, atol=1e-3)
         np.testing.assert_allclose(ours[name + "_b"], 2 * w[name + "_a"].T @ full[name], atol=1e-3)
         assert float(jnp.abs(ours[name + "_b"]).max()) > 0.02, name
-
-
-@pytest.mark.parametrize("name", ["llada tied", *(
-    pytest.param(name, marks=pytest.mark.slow) for name in ("Dream", "qwen3", "gemma2"))])  # fmt: skip
-def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, saved):
-    cfg = SAVED[name]
-    base, new, folder = saved(cfg)
-    merged, shape = checkpoint.load(folder)
-    assert shape == checkpoint.load(folder.parent / "base")[1]
-    assert jax.tree.structure(merged) == jax.tree.structure(base)
-    close(logits(merged, TOKENS, cfg), logits(lora.adapted(base, new, 5.0), TOKENS, cfg), 1e-5)
-    files = set(os.listdir(folder))
-    assert files == {"adapter_config.json", "adapter_model.safetensors"}  # and no weights of the base
-
-
-@pytest.mark.parametrize("name", ["llada tied", pytest.param("qwen2", marks=pytest.mark.slow)])
-def test_the_head_of_a_judge_is_among_its_adapters(name, saved):
-    cfg = SAVED[name]
-    base, new, folder = saved(cfg, n_out=1)
-    merged, shape = checkpoint.load(folder)
-    assert model.width(merged) == 1 and np.array_equal(merged["head"], new["head"])
-    unmerged = lora.adapted(base, new, 5.0)
-    score = jax.jit(functools.partial(model_judge.rate, cfg=cfg))
-    valid = jnp.ones(TOKENS.shape, bool)
-    close(score(merged, TOKENS, valid=valid), score(unmerged, TOKENS, valid=valid), 1e-5)
 
 
 @pytest.mark.slow
@@ -444,18 +390,6 @@ def test_the_base_of_a_run_is_held_in_the_dtype_of_its_matmuls_and_adapters_in_f
     new, base = rl.split(start, KEY, cfg)
     assert kinds(new) == {"float32"} and kept_in_16_bits(base)
     assert kinds(prepare(tiny("pretrain", model=low, lora=False), train.train)[2]) == {"float32"}
-
-
-def test_the_optimizer_holds_two_numbers_for_each_of_an_adapter_and_none_for_the_base(tiny):
-    shape = model.ModelConfig(n_layer=4, n_head=4, d_model=256, mask_id=258)
-    cfg = tiny("pretrain", model=shape, **{"lora.rank": 8})
-    full = jax.eval_shape(lambda: model.init(KEY, shape))
-    new, base = jax.eval_shape(lambda: rl.split(model.init(KEY, shape), KEY, cfg))
-    size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-    state = lambda params: size(jax.eval_shape(rl.optimizer(cfg)[0].init, params))
-    assert base == full and size(new) == 4 * count_params(new) == 4 * 4 * 8 * (4 * 512 + 3 * (256 + 704))
-    assert abs(state(new) - 2 * size(new)) < 64 and abs(state(full) - 2 * size(full)) < 64
-    assert state(full) > 20 * state(new)
 
 
 @pytest.mark.parametrize("changes, words", [

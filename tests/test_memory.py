@@ -15,7 +15,6 @@ import model
 from loop import memory
 from system import placement
 from tools import plan
-from variants import blocks
 
 SMALL = config.Config(batch_size=16, max_prompt_len=16, max_new_tokens=48,
                       model=model.ModelConfig(n_layer=4, d_model=64, mask_id=258))  # fmt: skip
@@ -32,13 +31,6 @@ def array(cfg, kind):
     return jax.ShapeDtypeStruct((cfg.batch_size * (cfg.group_size if cfg.objective == "grpo" else 1), 64), kind)
 
 
-def test_a_causal_rollout_costs_one_pass_and_a_denoisers_one_per_step_of_which_a_group_shares_the_first():
-    cfg = shared.changed(SMALL, **TUNING, diffusion_steps=8, max_prompt_len=0, max_new_tokens=64)
-    causal = dataclasses.replace(cfg, model=dataclasses.replace(SMALL.model, causal=True, shift=True))
-    flops, causal_flops = cost.estimate_flops(cfg)["rollout"], cost.estimate_flops(causal)["rollout"]
-    assert flops == (7 + 1 / cfg.group_size) * causal_flops > 0
-
-
 # XLA counts the body of a loop once, so the model has few blocks
 def counted(f, *arguments):
     return jax.jit(f).lower(*arguments).compile().cost_analysis()["flops"]
@@ -51,17 +43,6 @@ def test_the_estimated_flops_of_a_forward_pass_are_those_that_xla_counts(n_layer
     passes = lambda params, z: model.logits(params, z, cfg.model, start=cfg.max_prompt_len)
     estimate = cost.estimate_flops(cfg)["scoring"] / config.n_views(cfg)
     assert 0.9 < estimate / counted(passes, shapes_of(cfg), array(cfg, "int32")) < 1.01
-
-
-@pytest.mark.parametrize("shift", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_estimated_flops_of_noisy_copies_and_their_text_are_those_that_xla_counts(shift):
-    shape = shared.changed(SMALL.model, n_layer=2, **{"blocks.block": 4}, shift=shift)
-    cfg = shared.changed(SMALL, **TUNING, kl_beta=0.1, logp_views=4, model=shape)
-    x = array(cfg, "int32")
-    z = jax.ShapeDtypeStruct((len(x), 4, 64), "int32")
-    read = lambda params, x, z: blocks.hidden(params, x, z, cfg.model, start=cfg.max_prompt_len)
-    passes = lambda params, x, z: model.readout(params, read(params, x, z), cfg.model)
-    assert 0.9 < cost.estimate_flops(cfg)["scoring"] / counted(passes, shapes_of(cfg), x, z) < 1.01
 
 
 @pytest.mark.parametrize("changes, part, more", [

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import shared
-from shared import logits_of
+from shared import close, logits_of, random_torch
 
 import model
 import sample
@@ -23,7 +23,7 @@ from checkpoints.adapt import adapt
 from judges import model_judge
 from system import cudnn, kernels, sharding
 from tools import plan
-from variants import blocks, caches, gemma, rope
+from variants import blocks, caches, gemma
 
 FIXTURE = "tests/fixtures/llada"
 TINY = model.ModelConfig(vocab_size=40, n_layer=2, n_head=4, d_model=32, mask_id=39, eos_id=38, pad_id=37)
@@ -39,10 +39,6 @@ def extend(params, tokens, cfg, valid, cache, start):
     positions = model.columns(model.positions_of(valid, T), part)
     mask = model.attention_mask(cfg, valid, jnp.zeros((1, T), int), part)
     return caches.forward(params, tokens, cfg, positions, mask, cache, caches.Write(start))
-
-
-def close(a, b, tol=1e-4):
-    np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=0)
 
 
 @pytest.fixture(scope="module")
@@ -74,21 +70,8 @@ AUTOREGRESSIVE = {
     "gemma2": shared.changed(CAUSAL, gemma=True, tie_embeddings=True, n_layer=3, d_head=16, **{"gemma.window": 5,
                                   "gemma.query_scale": 24}, **{"gemma.attn_cap": 2.0, "gemma.logit_cap": 3.0}),
 }  # fmt: skip
-KINDS = [pytest.param(kind, marks=[] if kind == "gemma2" else pytest.mark.slow) for kind in AUTOREGRESSIVE]
 GEMMA = dict(head_dim=16, query_pre_attn_scalar=24, sliding_window=5, num_hidden_layers=3, attn_logit_softcapping=2.0,
              final_logit_softcapping=3.0, tie_word_embeddings=True)  # fmt: skip
-
-
-def random_torch(config):
-    """A model of transformers, far from its initialization: there scores are too small for a cap, and biases are 0."""
-    import torch
-    import transformers
-    torch.manual_seed(0)
-    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for p in theirs.parameters():
-            p += 0.2 * torch.randn_like(p)
-    return theirs
 
 
 @pytest.mark.slow
@@ -218,22 +201,6 @@ def test_a_causal_model_may_have_a_mask_beyond_its_vocabulary_that_bans_nothing(
         dataclasses.replace(DENOISER, mask_id=40)
 
 
-def test_ids_may_be_the_first_and_the_last_of_a_vocabulary():
-    for mask_id in (0, 7):
-        model.ModelConfig(vocab_size=8, mask_id=mask_id, eos_id=7 - mask_id)
-
-
-def test_gemma_multiplies_embeddings_by_the_root_of_the_width_and_its_gains_are_one_more_than_what_is_stored():
-    cfg = shared.changed(CAUSAL, gemma=True)
-    params = {"embed": jnp.ones((2, 32)), "norm": jnp.array([0.5, -0.5]), "blocks": [{"q_norm": jnp.zeros(2)}]}
-    close(model.embed(params, jnp.array([[1]]), cfg), cfg.d_model**0.5, 1e-5)
-    close(model.embed(params, jnp.array([[1]]), CAUSAL), 1, 0)
-    prepared = model.prepared(params, cfg)
-    close(prepared["norm"], [1.5, 0.5], 0)
-    close(prepared["blocks"][0]["q_norm"], [1, 1], 0)
-    close(prepared["embed"], 1, 0)
-
-
 @pytest.mark.parametrize("cfg, read", [(DENOISER, lambda h: h[:, 2:].mean(1)), (CAUSAL, lambda h: h[:, -1])])
 def test_a_judge_reads_the_mean_of_the_states_or_a_causal_one_the_last(cfg, read):
     params = model.init(KEY, cfg, n_out=1)
@@ -262,13 +229,6 @@ def test_a_seed_is_the_same_model_in_every_version():
     close(params["blocks"][0]["down"][0, :3], [0.26219064, -0.06388114, -0.5439223], 1e-6)
 
 
-def test_a_shifted_model_is_aligned_by_the_readout_alone():
-    shifted = dataclasses.replace(DENOISER, shift=True, qkv_bias=True)
-    params = model.init(KEY, shifted)
-    raw = model.readout(params, model.trunk(params, TOKENS, shifted), shifted)
-    close(logits_of(params, TOKENS, shifted), jnp.concatenate([raw[:, :1], raw[:, :-1]], 1), 1e-6)
-
-
 @pytest.mark.parametrize("changes", [dict(shift=True, **{"gemma.window": 3}, qk_norm=True), *(
     pytest.param(changes, marks=pytest.mark.slow) for changes in (
         {},
@@ -288,21 +248,6 @@ def test_a_window_of_logits_is_that_window_of_all_logits(changes):
     (ours, end), (theirs, _) = gradient(to_the_end), gradient(cut_out)
     close(end, whole[:, 7:], 1e-6)
     jax.tree.map(lambda a, b: close(a, b, 1e-4), ours, theirs)
-
-
-def test_left_padding_changes_nothing():
-    """Of a causal model; of a denoiser, see LLaDA's own logits."""
-    params = model.init(KEY, CAUSAL)
-    padded = jnp.concatenate([jnp.full((3, 5), 37), TOKENS], 1)
-    valid = jnp.arange(17) >= jnp.full((3, 1), 5)
-    close(logits_of(params, padded, CAUSAL, valid)[:, 5:], logits_of(params, TOKENS, CAUSAL), 1e-5)
-
-
-def test_grouped_query_attention_is_full_attention_with_repeated_heads():
-    params = model.init(KEY, DENOISER)
-    repeat = lambda w: jnp.repeat(w.reshape(32, 2, 8), 2, 1).reshape(32, 32)
-    blocks = [w | {n: repeat(w[n]) for n in "kv"} for w in params["blocks"]]
-    close(logits_of(params, TOKENS, DENOISER), logits_of(params | {"blocks": blocks}, TOKENS, TINY), 1e-5)
 
 
 SEEN = {  # masks (B or 1, S or 1, T) for texts of 7 and of 8 tokens
@@ -362,18 +307,6 @@ def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monke
             assert fused(low) == known
     with plan.traced_for("v5p:2x2x1"):
         assert not fused(low)
-
-
-def test_llama_31_slows_slow_turns_down_leaves_fast_ones_alone_and_goes_linearly_between():
-    cfg = shared.changed(TINY, d_head=16, rope_theta=100.0, **{"rope.scaling": (8.0, 1.0, 4.0, 64)})
-    plain = 100.0 ** (-np.arange(0, 16, 2) / 16)
-    turns = 64 * plain / (2 * np.pi)  # in the trained length
-    expected = np.where(turns > 4, plain, np.where(turns < 1, plain / 8, 0))
-    between = (turns - 1) / 3
-    expected = np.where(expected == 0, between * plain + (1 - between) * plain / 8, expected)
-    assert (turns > 4).any() and (turns < 1).any() and ((1 < turns) & (turns < 4)).any()
-    cos, sin = rope.rotary(jnp.array([[1]]), cfg)
-    close(np.arctan2(sin, cos).ravel(), expected, 1e-6)
 
 
 def test_recomputing_blocks_changes_no_gradient():
@@ -471,21 +404,6 @@ def test_bfloat16_is_close_and_its_logits_are_float32():
 
 # ---- judges ----
 # ---- a cache of keys and values ----
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
-def test_a_text_read_piece_by_piece_has_the_features_of_the_text_read_at_once(name):
-    cfg = AUTOREGRESSIVE[name]
-    params, valid = model.init(KEY, cfg), jnp.arange(12) >= jnp.array([[0], [3], [1]])
-    params = jax.tree.map(lambda w: w + 0.1 * jax.random.normal(KEY, w.shape), params)
-    whole = jax.jit(model.trunk, static_argnums=2)(params, TOKENS, cfg, valid)
-    cache, parts = caches.new_cache(cfg, 3, 12), []
-    step = jax.jit(lambda tokens, cache, start: extend(params, tokens, cfg, valid, cache, start))
-    for start, stop in ((0, 5), (5, 6), (6, 7), (7, 12)):
-        h, cache = step(TOKENS[:, start:stop], cache, start)
-        parts.append(h)
-    close(jnp.where(valid[..., None], jnp.concatenate(parts, 1), 0), jnp.where(valid[..., None], whole, 0))
 
 
 @pytest.mark.slow
@@ -630,17 +548,6 @@ def test_a_pipe_in_place_of_a_file_of_a_model_is_not_waited_for(name, tmp_path):
         checkpoint.load(folder)
 
 
-def test_gemma_embeddings_are_tied_unless_its_config_says_otherwise(tmp_path):
-    cfg = AUTOREGRESSIVE["gemma2"]
-    huggingface.save(tmp_path, model.init(KEY, cfg), cfg)
-    file = tmp_path / "config.json"
-    config = json.loads(file.read_text())
-    del config["tie_word_embeddings"]  # Google's files do not have it
-    config["use_bidirectional_attention"] = None
-    file.write_text(json.dumps(config))
-    assert checkpoint.load(tmp_path)[1].tie_embeddings
-
-
 def test_a_judge_needs_no_mask(tmp_path):
     cfg = dataclasses.replace(DENOISER, mask_id=None)
     huggingface.save(tmp_path, model.init(KEY, cfg, n_out=1), cfg)
@@ -687,13 +594,6 @@ def test_a_truncated_or_missing_file_is_one_sentence(tmp_path):
 def test_impossible_configurations_are_refused(wrong, named):
     with pytest.raises(ValueError, match=named):
         shared.changed(TINY, **wrong)
-
-
-def test_every_leaf_starts_from_its_own_random_numbers():
-    leaves = jax.tree.leaves(model.init(KEY, TINY)["blocks"])
-    random = [np.asarray(x).ravel()[:64] for x in leaves if np.asarray(x).std() > 0]
-    correlations = np.corrcoef(random)[np.triu_indices(len(random), 1)]
-    assert np.abs(correlations).max() < 0.6
 
 
 @pytest.mark.slow

@@ -232,35 +232,6 @@ def test_the_keyboard_reaches_everything(pair):
 
 
 @needs_browser
-@pytest.mark.slow
-def test_a_page_writes_what_sample_py_prints(browser, tmp_path):
-    """An autoregressive model and one of blocks, whose last block is filled whole, beside each other."""
-    models = [loaded("causal"), loaded("blocks")]
-    shown(browser, tmp_path / "two.html", models, Plan(order="left", steps=2, early_end=True), n_new=6)
-    browser.run("find('prompt').value = 'abc'; restart(); while (!runs.every(isDone)) onePass()")
-    texts = browser.run("runs.map(run => answerText(run.s, prompt))")
-    for one, text in zip(models, texts, strict=True):
-        ids, start = complete.encode("abc", TOK, MASK, "auto", 6)
-        ids += [MASK] * (-len(ids) % 4)
-        plan = Plan(order="left", steps=2, early_end=True)
-        assert [text] == list(complete.complete_texts(one, plan, [(ids, start)], 0, 1))
-    assert not browser.run("find('order').parentNode.hidden")
-    shown(browser, tmp_path / "one.html", models[:1], Plan(order="left", rule="threshold"))
-    hidden = browser.run("[...document.querySelectorAll('label[hidden]')].map(e => e.textContent.split(' ')[0])")
-    assert hidden == ["held-out", "passes", "order", "rule", "threshold"]
-
-
-@needs_browser
-def test_a_mouse_sees_alternatives_and_a_pressed_token_keeps_them(pair):
-    pair.run("while (!runs.every(isDone)) onePass()")
-    pair.run("runs[1].tokens.children[2].dispatchEvent(new MouseEvent('mouseenter'))")
-    assert pair.run("runs[1].details.firstChild.textContent").startswith("Token 3:")
-    pair.run("runs[1].tokens.children[2].click(); "
-             "runs[1].tokens.children[3].dispatchEvent(new MouseEvent('mouseenter'))")  # fmt: skip
-    assert pair.run("runs[1].details.firstChild.textContent").startswith("Token 3: masked")
-
-
-@needs_browser
 def test_the_page_begins_with_a_row_that_tells_the_models_apart(browser, tmp_path):
     trained = SUDOKU | {"rewards": ["exact"]}  # the answer decides, not the rules of sudoku
     models = [loaded("plain", name, seed, trained=trained) for seed, name in enumerate(("before", "after"))]
@@ -302,19 +273,6 @@ def test_the_rules_of_sudoku_decide_about_a_puzzle_of_ones_own(browser, tmp_path
     for digits, *expected in [(GRID, [], "right"), ("2143432112343412", [*range(14)], "wrong")]:
         assert browser.run(TYPE % (json.dumps(ALMOST.replace("_", ".") + ":"), [*digits])) == expected
     assert not browser.errors
-
-
-@needs_browser
-def test_a_grid_that_is_filled_in_place_is_typed_with_its_holes(browser, tmp_path):
-    rows = [{"prompt": "", "masked": ROWS[2]["prompt"][:16].replace(".", "<|mask|>"), "completion": GRID},
-            {"prompt": "", "masked": "a_<|mask|>", "completion": "a_c"}]  # fmt: skip
-    shown(browser, tmp_path / "grid.html", [loaded("plain", trained=SUDOKU | {"max_prompt_len": 0})], rows=rows)
-    assert browser.run("[find('prompt').value, runs[0].columns]") == ["12_434_221_343_1", 4]
-    count = "['.token', '.mask', '.given'].map(name => runs[0].tokens.querySelectorAll(name).length)"
-    assert browser.run(count) == [16, 4, 12]
-    assert browser.run("encodePrompt(typed(data.rows[1])).ids") == [97, 95, MASK]
-    browser.run("while (!runs.every(isDone)) onePass()")
-    assert browser.run("runs[0].status.textContent").endswith(": wrong")
 
 
 @needs_browser

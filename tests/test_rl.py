@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import shared
-from shared import advantages, as_iterate, batches_of, compiled_once, flat, kept_in_16_bits, left, lines, slow
+from shared import advantages, as_iterate, batches_of, flat, kept_in_16_bits, left, lines, slow
 
 import config
 import data
@@ -27,7 +27,6 @@ import rl
 import sample
 import train
 from checkpoints import checkpoint, huggingface
-from data import texts
 from data.texts import completion_ids, encode_split, split_rows
 from judges import own
 from loop import collapse, evaluation, in_memory, rollout_log, run_rewards, runs, setup
@@ -51,22 +50,15 @@ def digits(prompts, completions, answer):
 def short(prompts, completions):
     return [None if not text else 1.0 / len(text) for text in completions]
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_step_for_all_runs():
-    with compiled_once():
-        yield
+pytestmark = pytest.mark.usefixtures("one_step_for_all_runs")
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A data set "37" -> "73", a file of rewards, and a model that has seen a little of it."""
     folder = tmp_path_factory.mktemp("place")
-    rows = [json.dumps({"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1], "answer": f"{i:02d}"[::-1]}) + "\n"
-            for i in np.random.default_rng(0).permutation(100).tolist()]  # fmt: skip
-    (folder / "train.jsonl").write_text("".join(rows[:80]))
-    (folder / "val.jsonl").write_text("".join(rows[80:]))
+    order = np.random.default_rng(0).permutation(100).tolist()
+    shared.write_rows(folder, lambda prompt: {"answer": prompt[::-1]}, order)
     (folder / "my.py").write_text(REWARD)
     unmeasured = lambda *given: train.pretrain(*given)._replace(evaluate=lambda *_: ({"val/sampled": 0.0}, []))
     with pytest.MonkeyPatch.context() as m:
@@ -199,15 +191,6 @@ def test_one_update_needs_no_old_forward(tiny):
 
 
 @pytest.mark.slow
-def test_micro_batches_add_up_to_the_whole(tiny):
-    cfg = tiny(loss_type="dr_grpo", logp_est="elbo", ratio_level="token", logp_views=2, **{"nll.coef": 0.3})
-    cfg, _, task, state, (b,), _ = one_iteration(cfg)
-    parts = dataclasses.replace(cfg, gradient_accumulation_steps=4)
-    whole, summed = (jax.jit(rl.make_gradient(task.loss, c))(state.params, None, b) for c in (cfg, parts))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5), whole, summed)
-
-
-@pytest.mark.slow
 def test_the_nll_of_right_completions_is_added_with_its_gradient(tiny):
     cfg = tiny(**{"nll.coef": 0.5}, pass_at=0.5, logp_est="elbo", logp_views=2, keep_completions=8)
     cfg, tok, _, state, (b,), _ = one_iteration(cfg)
@@ -253,36 +236,12 @@ def test_filling_in_asks_for_holes_in_the_rows_own_text_and_learns_from_nothing_
         assert all(own == given for own, given, hole in zip(row[3:], right, m[3:], strict=True) if not hole)
 
 
-def test_a_completion_without_any_opinion_is_left_out(tiny, place):
-    (place / "shy.py").write_text(
-        "def shy(prompts, completions):\n    return [None if c[:1] < '3' else len(set(c)) for c in completions]\n"
-    )
-    cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), loss_type="wd1", ratio_level="none"))
-    silent = np.array([text[:1] < "3" for text in map(tok.decode, completion_ids(b.rollout.tokens, tok, cfg))])
-    assert 0 < silent.sum() < 16 and not np.asarray(b.loss.adv)[silent].any()
-
-
 def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
     cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
     scored = Scored([{"prompt": ""}] * 2, ["a"] * 8, each, {"exact": each}, rollout_of(jnp.zeros((8, 2), int)))
     notes = rollout_log.describe(scored, np.zeros((2, 4)), cfg, tok)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
-
-
-@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(**{"repetition_penalty.penalty": 2.0})])
-def test_log_probs_are_those_after_each_filter_of_the_sampler_alone(filter):
-    rollout = rollout_of(jnp.array([[0, 1, 2, 0]]), jnp.array([[False, False, True, True]]))
-    cfg = shared.run(**filter, model=model.ModelConfig(vocab_size=5, mask_id=4))
-    z = jnp.array([[0, 1, 4, 4]] * 2)
-    place = diffusion.Place(jnp.zeros(2, int), jnp.array([2, 3]), z)
-    logits, x = jnp.array([[0.1, 0.5, 1.0, 0.2, -9.0], [1.5, 0.3, 0.2, 0.9, -9.0]]), jnp.array([2, 0])
-    logp, _ = rl.as_drawn(rollout, cfg)(logits, x, place)
-    present = repetition_penalty.ids_of(z, jnp.array([[True, True, False, False]] * 2), 5)
-    changed = repetition_penalty.penalized(logits, present, filter.get("repetition_penalty.penalty", 1.0))
-    filtered = sample.as_drawn(changed, x, sample.plan(cfg, cfg.temperature))
-    np.testing.assert_allclose(logp, diffusion.gather_logp(filtered, x), atol=1e-6)
-    assert (jnp.abs(logp - diffusion.gather_logp(logits, x)) > 0.05).any(), "the filter changes nothing here"
 
 
 def test_of_a_prompt_all_tokens_can_be_masked_but_not_its_padding():
@@ -305,55 +264,12 @@ def test_the_entropy_has_a_gradient_only_where_it_is_in_the_loss(bonus):
     assert slope.any() == bonus
 
 
-def test_only_grpo_in_16_bits_with_ratios_is_scored_by_the_gradient():
-    in_16 = model.ModelConfig(dtype="bfloat16")
-    tuned = dict(objective="grpo", init_from="x", rewards=("exact",), updates_per_rollout=2, ratio_level="token")
-    assert config.old_logp_by_gradient(shared.run(**tuned, model=in_16))
-    for changes in (dict(model=model.ModelConfig()), dict(ratio_level="none"), dict(updates_per_rollout=1)):
-        assert not config.old_logp_by_gradient(shared.run(**tuned | dict(model=in_16) | changes))
-
-
-def test_log_probs_in_chunks_are_those_of_all_positions_at_once(monkeypatch):
-    cfg = config.Config(logp_est="one_step", max_prompt_len=2, max_new_tokens=6,
-                        model=model.ModelConfig(vocab_size=5, n_layer=1, n_head=1, d_model=8, mask_id=4))  # fmt: skip
-    tokens = jax.random.randint(KEY, (3, 8), 0, 4)
-    rollout = rollout_of(tokens, jnp.broadcast_to(jnp.arange(8) >= 2, (3, 8)))
-    params, views = model.init(KEY, cfg.model), rl.draw_views(KEY, rollout, cfg)
-    score = lambda: jax.jit(functools.partial(rl.policy_logp, cfg=cfg))(params, rollout, views)
-    whole, _ = score()
-    monkeypatch.setattr(kernels, "LOGITS_BYTES", 4 * cfg.model.vocab_size * 3)
-    np.testing.assert_allclose(score()[0], whole, atol=1e-6)
-    assert whole.shape == (3, 6) and (whole < 0).all()
-
-
-def test_every_random_choice_of_an_iteration_has_a_key_of_its_own(monkeypatch):
-    """The rollout, the masks of the views, and the order of the completions in minibatches."""
-    keys, rollout = [], rollout_of(jnp.zeros((4, 2), int))
-    scored = Scored([0, 1], ["a"] * 4, np.ones((1, 2, 2)), {}, rollout)
-    monkeypatch.setattr(rl, "roll_out", lambda params, key, *more: keys.append(key) or rollout)
-    monkeypatch.setattr(rl, "score_rollout", lambda *given: scored)
-    monkeypatch.setattr(rollout_log, "describe", lambda *given: {"skipped": False})
-    monkeypatch.setattr(rl, "minibatches", lambda state, both, *more: keys.extend(both) or [])
-    cfg = config.Config(objective="grpo", init_from="x", rewards=("exact",), batch_size=2, group_size=2)
-    draw = lambda *given: types.SimpleNamespace(rows=[0, 1])
-    train.iteration(rl.State(0, {}, (), None, None), KEY, None, draw, {}, cfg, None)
-    assert len(keys) == len({tuple(jax.random.key_data(key).tolist()) for key in keys}) == 3
-
-
 def test_a_negative_reward_is_not_divided_by_the_mean_of_its_group():
     cfg = config.Config(adv_norm="mean", rewards=("exact", "length"), reward_weights=(1.0, 0.5))
     table = np.array([[[0.0, 1.0]], [[0.0, -0.5]]])
     np.testing.assert_allclose(advantages(table, cfg), [[-1, 1]], atol=1e-3)
     with pytest.raises(ValueError, match="rewards must not be negative, but one is -0.5"):
         advantages(table - [[[0.0]], [[1.0]]], cfg)
-
-
-def test_an_epoch_of_prompts_takes_every_row_once():
-    rows = [{"prompt": str(i)} for i in range(24)]
-    text = data.Batch(np.arange(24)[:, None], np.ones((24, 1), bool), None, rows)
-    draw = texts.prompt_sampler(config.Config(batch_size=4), data.Tokenizer.bytes(), text)
-    drawn = [int(row["prompt"]) for step in range(6) for row in draw(step).rows]
-    assert np.bincount(drawn).tolist() == [1] * 24
 
 
 def test_updates_see_the_largest_advantages_of_the_signs_that_count(tiny):
@@ -609,23 +525,6 @@ def causal(place):
     train.train(shared.run(**SECONDS | CAUSAL, dataset=str(place), out_dir=f"{place}/causal", rewards=("exact",),
                               max_iters=200, eval_interval=200, learning_rate=3e-3))  # fmt: skip
     return CAUSAL | dict(init_from=f"{place}/causal", logp_est="exact")
-
-
-MIXED = [  # what the run starts from, changes, what is said
-    ("causal", {"order": "confidence"}, "order='confidence': a causal model sees only what is left of a mask"),
-    ("causal", {"logp_est": "trace"}, "its log-probs are known: take exact"),
-    ("causal", {"score_after_end": True}, "writes nothing after an end of text; leave it out"),
-    ("causal", {"init_from": "BASE"}, "is not causal"),
-]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind, changes, words", MIXED)
-def test_models_of_different_kinds_are_not_mixed_up(tiny, place, request, kind, changes, words):
-    if "init_from" in changes:
-        changes = {"init_from": f"{place}/base", "model": SECONDS["model"]}
-    with pytest.raises(ValueError, match=re.escape(words)):
-        begin(tiny(**request.getfixturevalue(kind) | changes))
 
 
 @pytest.mark.slow

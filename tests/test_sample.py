@@ -156,12 +156,6 @@ def dream_counts(n, steps):
     return counts
 
 
-def test_dream_commits_nothing_first_and_two_last_when_steps_equal_tokens():
-    for n in (128, 256, 512):
-        assert dream_counts(n, n) == [0] + [1] * (n - 2) + [2]
-    assert dream_counts(256, 128) == [1] + [2] * 126 + [3]
-
-
 @pytest.mark.slow
 def test_dreams_counts_are_those_of_its_loop_in_torch():
     torch = pytest.importorskip("torch")
@@ -274,13 +268,6 @@ def test_what_top_p_keeps_is_what_a_sort_keeps(V, top_p, seed):
         np.testing.assert_array_equal(jax.jit(nucleus)(l, top_p), l >= least)
 
 
-def test_top_k_leaves_k_tokens_and_top_p_those_that_reach_it():
-    l = jnp.log(jnp.array([0.1, 0.4, 0.2, 0.3]))
-    left = lambda **how: np.flatnonzero(sample.filtered(l, shared.plan(**how)) > model.NEVER / 2).tolist()
-    assert left(top_k=1) == [1] and left(top_k=2) == [1, 3] and left(top_k=9) == [0, 1, 2, 3]
-    assert left(top_p=0.35) == [1] and left(top_p=0.65) == [1, 3] and left() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("rule, plan", [
     ("quota", dict(steps=5, block_len=3, order="random")), slow("dream", dict(steps=4, block_len=4)),
     slow("dream", dict(steps=6)), slow("threshold", dict(threshold=0.4, block_len=3, order="sampled"))])
@@ -297,16 +284,6 @@ def test_neither_other_rows_nor_padding_change_a_row_its_blocks_or_its_share_of_
         np.testing.assert_array_equal(own["step"][0], trace["step"][b])
     cut, _ = generate(PARAMS, row_keys(KEY, 1, 4), z[4:, 2:], TINY, plan)
     np.testing.assert_array_equal(cut[0], x[4, 2:])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["margin", "entropy", "confidence"])
-def test_without_a_prompt_a_row_gets_the_tokens_it_gets_alone(order):
-    """All masks are alike then, so scores tie and rounding must not decide the order."""
-    cfg = model.ModelConfig(vocab_size=259, n_layer=4, d_model=64, mask_id=258, eos_id=257)
-    params, z = model.init(jax.random.key(1), cfg), jnp.full((8, 12), 258)
-    whole, one = (generate(params, KEY, rows, cfg, Plan(order=order, steps=12))[0] for rows in (z, z[:1]))
-    np.testing.assert_array_equal(whole[0], one[0])
 
 
 @pytest.mark.slow
@@ -396,13 +373,6 @@ def test_a_rule_commits_what_is_exactly_on_its_bound_in_every_row(rule, plan, en
     both = lambda row: jnp.array([row, row[::-1]])
     block = sample.Block(both([True] * 3), both([0, 1, 2]), both([0.875, 0.75, 0.5]), both(entropies), 0, 1)
     assert sample.RULES[rule](block, plan).tolist() == [row, row[::-1]]
-
-
-def test_the_order_sees_probabilities_before_or_after_top_k_as_it_is_told():
-    """After top-1 every probability is 1, so that the order falls back to left to right."""
-    assert committed("0_______", Plan(steps=7, top_k=1, tempered=True))[0].tolist() == [1]
-    at, l = committed("0_______", Plan(steps=7, top_k=1))
-    assert at.tolist() == [1 + sample.without_noise(softmax(l).max(-1))[1:].argmax()] != [1]
 
 
 # ---- the steps ----
@@ -583,18 +553,6 @@ def test_samples_follow_the_enumerated_distribution_and_the_trace_is_their_log_p
     if plan.order != "random":  # there each filled row has many trajectories
         log_p = np.log([expected[s] for s in drawn])
         np.testing.assert_allclose(np.asarray(trace["logp"]).sum(1), log_p, atol=2e-4)
-
-
-def test_the_trace_holds_the_log_prob_of_every_token_in_the_state_it_was_drawn_in():
-    z = holes("01________", "0_1_0_1_0_")
-    plan = Plan(order="sampled", steps=4, block_len=5, temperature=0.7, top_k=4)
-    x, trace = generate(PARAMS, KEY, z, TINY, plan)
-    for n in range(int(trace["n_steps"])):
-        state = jnp.where(trace["step"] >= n, MASK, x)
-        l = np.asarray(logits(PARAMS, state, TINY), np.float64)
-        for b, t in zip(*np.nonzero(np.asarray(trace["step"]) == n), strict=True):
-            p = filtered(l[b, t][None], plan)[0]
-            assert abs(np.log(p[x[b, t]]) - trace["logp"][b, t]) < 1e-4
 
 
 def test_at_temperature_0_the_trace_holds_the_models_own_log_prob():

@@ -16,7 +16,6 @@ from shared import advantages
 import config
 import data
 import model
-import rewards
 import sample
 from sample import Plan
 from system import placement, sharding
@@ -71,13 +70,6 @@ def test_a_row_took_as_many_passes_as_it_takes_when_all_rows_are_copies_of_it(na
     assert len(set(alone)) > 1 or name == "dream", "all rows take as many passes: nothing is tested"
 
 
-def test_rows_that_take_turns_in_slots_have_the_passes_that_they_have_in_one_batch():
-    plan, batch, keys = Plan(rule="threshold", threshold=0.6), rows_of_different_length(), sample.row_keys(KEY, 6)
-    run, params = types.SimpleNamespace(model=TINY), sharp(TINY)
-    together, in_turn = (sample.fill_rows(params, keys, batch, run, plan, size)[1]["passes"] for size in (6, 2))
-    np.testing.assert_array_equal(in_turn, together)
-
-
 @pytest.mark.parametrize("changes, n, size, taken", [
     (dict(rule="threshold"), 4, 2, "slots"),
     (dict(rule="threshold"), 2, 2, "chunks"),  # all rows fit at once
@@ -91,13 +83,6 @@ def test_rows_take_turns_only_where_their_numbers_of_passes_may_differ(changes, 
     batch = data.Batch(jnp.zeros((n, 4), jnp.int32), jnp.ones((n, 4), bool), None)
     keys, run = sample.row_keys(KEY, n), types.SimpleNamespace(model=TINY)
     assert sample.fill_rows({}, keys, batch, run, shared.plan(**changes), size) == taken
-
-
-def test_tokens_count_up_to_the_first_end_and_given_ones_do_not():
-    completion = np.array([[0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1]], bool)
-    tokens = jnp.array([[0, 1, 2, 3], [0, 1, EOS, EOS], [EOS, 1, EOS, 2]])
-    np.testing.assert_array_equal(rewards.written(tokens, completion, EOS), [3, 2, 2])
-    np.testing.assert_allclose(rewards.written_per_pass(tokens, completion, jnp.array([2, 1, 4]), EOS), [1.5, 2, 0.5])
 
 
 def lightning(right, fast):

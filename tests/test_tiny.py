@@ -16,12 +16,10 @@ import model
 import rewards
 import train
 from checkpoints import checkpoint, huggingface, older
-from data import texts
 from data.tiny import prepare as tiny
 from judges import formats
 from loop import runs
 from system import disk, drawn, sections
-from variants import curriculum
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
            "llama_gsm8k_grpo": "llama", "gemma2_gsm8k_grpo": "gemma2"}  # fmt: skip
@@ -100,17 +98,6 @@ def ran(capsys, monkeypatch, name, folder, *words):
     return runs.read_lines(f"{folder}/out/metrics.jsonl")
 
 
-def test_weights_that_are_made_when_they_are_read_are_the_same_in_parts_and_as_a_whole(monkeypatch):
-    monkeypatch.setattr(drawn, "POOL", 1000)
-    matrix = drawn.Drawn("q.weight", (64, 50))
-    whole = np.asarray(matrix[:, :], np.float32)
-    assert abs(whole.std() * 50**0.5 - 1) < 0.05
-    np.testing.assert_array_equal(matrix[7:30, 10:20], whole[7:30, 10:20])
-    assert (drawn.Drawn("k.weight", (64, 50))[:, :] != matrix[:, :]).mean() > 0.9
-    for name, value in (("norm.weight", 1), ("q.bias", 0)):
-        assert (drawn.Drawn(name, (5,))[(slice(1, 3),)] == [value] * 2).all()
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_random_model_has_the_shape_of_the_real_one(name, tmp_path):
     said = config.load([f"config/{name}.py", "--model=random"])
@@ -132,23 +119,6 @@ def test_a_folder_without_weights_opens(folders, tmp_path):
     assert np.isfinite(jax.jit(model.logits, static_argnames="cfg")(params, jnp.arange(9)[None], cfg=cfg)).all()
     first, second = (np.asarray(w["q"]) for w in params["blocks"])
     assert not (first == second).all() and (params["norm"] == 1).all()
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_tiny_row_fits_its_recipe(name, folders):
-    cfg = config.load([f"config/{name}.py", "--model=tiny"])
-    tok = tiny.tokenizer(os.path.basename(cfg.init_from))
-    template = texts.template_of(cfg, tok)
-    rows = {split: [data.normalize_row(row) for row in part] for split, part in
-            tiny.rows(os.path.basename(cfg.dataset)).items()}  # fmt: skip
-    for part in rows.values():
-        rewards.arguments("first", rewards.resolve(cfg.rewards)[cfg.rewards[0]], rewards.as_columns(part))
-        for row in part:
-            assert len(tok.encode(template(row["prompt"]), specials=True)) <= cfg.max_prompt_len
-            assert len(tok.encode(row.get("completion", ""))) <= cfg.max_new_tokens
-            difficulty = curriculum.Keys.of(cfg).difficulty
-            assert not difficulty or difficulty[0] <= row["difficulty"] <= difficulty[1]
-    assert {split: len(part) for split, part in rows.items()} == {"train": 16, "test": 8}
 
 
 def test_tiny_rows_can_be_solved():

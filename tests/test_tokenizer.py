@@ -138,25 +138,6 @@ def test_transformers_opens_what_we_save(tmp_path):
     assert theirs.decode(TRAINED.encode(SAMPLE[0])) == SAMPLE[0]
 
 
-def as_vocab_files(tmp_path, **config):
-    """The fixture as Qwen2 and Dream ship theirs: vocab.json, merges.txt and added_tokens.json."""
-    model, added = spec()["model"], {t["content"]: t["id"] for t in spec()["added_tokens"]}
-    merges = "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in model["merges"]) + "\n"
-    return folder(tmp_path, vocab__json=model["vocab"], merges__txt=merges, added_tokens__json=added,
-                  tokenizer_config__json={"eos_token": {"content": "<|endoftext|>"}} | config)
-
-
-def test_vocab_and_merges_files_open_with_qwens_pattern(tmp_path):
-    tok = data.open_tokenizer(as_vocab_files(tmp_path))
-    assert tok.vocab == FIXTURE.vocab and tok.mask_id == 308
-    assert tok.content()["model"]["merges"] == FIXTURE.content()["model"]["merges"]
-    assert tok.content()["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": foreign.QWEN2_PATTERN}
-    assert tok.encode("the dog") == [257, 280] and tok.encode("cafe\u0301") == tok.encode("café")
-    (tmp_path / "merges.txt").unlink()
-    with pytest.raises(ValueError, match="no tokenizer at .* vocab.json with merges.txt.*No such file"):
-        data.open_tokenizer(tmp_path)
-
-
 LLAMA3 = foreign.QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 LING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
         r"|\s+(?!\S)|\s+")
@@ -324,12 +305,6 @@ def cut_with(pattern, nfc=True):
 def test_very_long_runs_neither_crash_nor_get_lost(tok):
     for text in (" " * 200_000 + "x", "a" * 20_000, " \n" * 10_000):
         assert tok.decode(tok.encode(text)) == text
-
-
-def test_equal_means_equal_in_everything_that_matters():
-    assert Tokenizer.bytes() == Tokenizer.bytes() != TRAINED
-    assert cut_with(bpe.OWN_PATTERN) == cut_with(bpe.OWN_PATTERN) != cut_with(bpe.OWN_PATTERN, nfc=False)
-    assert TRAINED != "a tokenizer"
 
 
 # ---- errors ----
