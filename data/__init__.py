@@ -5,20 +5,18 @@ A row is a dict: {"prompt", "completion"?, "answer"?, "tests"?, "language"?, "di
 reward functions by name. A data set is a name (a folder below data/ whose prepare.py makes it on first use), or your
 own folder or file:
 
-    FOLDER      train.jsonl and val.jsonl (or .json, .txt, each also .gz); without val, the last 5% of train are val
+    FOLDER      train.jsonl and val.jsonl (or .json, .txt, .parquet); without val, the last 5% of train are val
     FILE        the same from one file
     .jsonl      one row per line                  .json   a list of rows or of prompts, or {"prompts": [...]}
     .txt        documents: pages of whole paragraphs, rows with an empty prompt
-    .parquet    rows, read by pyarrow               .csv, .tsv    a table whose first line names the columns
+    .parquet    rows, read by pyarrow
     ORG/NAME    a data set of huggingface.co, or a part of one, ORG/NAME/PART, downloaded by huggingface_hub
 
-Rows of GSM8K, of chats ("messages") and of documents ("text") are recognised by their columns (known.py); the keys
-prompt_key, completion_key, ... name the columns of other data sets. A prompt can be a list of chat messages. Preference
-rows {"prompt", "chosen", "rejected"} stay as they are.
+Rows of GSM8K and of documents ("text") are recognised by their columns (known.py); the keys prompt_key, completion_key,
+... name the columns of other data sets. Preference rows {"prompt", "chosen", "rejected"} stay as they are.
 """
 
 import collections
-import contextlib
 import difflib
 import functools
 import itertools
@@ -27,7 +25,6 @@ import os
 import re
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,11 +36,11 @@ from data.bpe import Tokenizer
 from system.files import regular_file
 from system.terminal import quote
 
-__all__ = ["Tokenizer", "batch_indices", "chat", "encode", "load", "tokenizer"]
+__all__ = ["Tokenizer", "batch_indices", "encode", "load", "tokenizer"]
 ROOT = Path(__file__).parent
 Row = dict[str, Any]
 SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}  # the names of their files, GSM8K's among them
-SUFFIXES = ".jsonl", ".json", ".txt", ".parquet", ".csv", ".tsv"  # of files of rows, also with .gz
+SUFFIXES = ".jsonl", ".json", ".txt", ".parquet"  # of files of rows
 MODELS = {"smollm2", "tiny"}  # folders whose prepare.py makes models
 IN_MEMORY = "rows in memory"  # part of the names in MEMORY, also in the config that a run writes
 MEMORY: dict[str, dict[str, list[Row]]] = {}  # name: {"train": rows, "val": rows} given to train.train without a file
@@ -69,7 +66,7 @@ def load(dataset: str, split: str, names: dict[str, str] | None = None) -> list[
     files = {name: files_of(path, name) for name in SPLITS} if path.is_dir() else {"train": [path], "val": []}
     if not files["train"] and not (files["val"] and split == "val"):
         raise ValueError(
-            f"{path} has no training rows: expected train{', train'.join(SUFFIXES)}, also with .gz; "
+            f"{path} has no training rows: expected train{', train'.join(SUFFIXES)}; "
             f"found {', '.join(sorted(p.name for p in path.iterdir())) or 'an empty folder'}"
         )
     rows = [row for file in files[split] or files["train"] for row in read_rows(file, names)]
@@ -82,9 +79,8 @@ def load(dataset: str, split: str, names: dict[str, str] | None = None) -> list[
 
 def files_of(folder, split):
     """Find the file of a split, or its shards as huggingface.co names them (train-00000-of-00002.parquet) -> a list."""
-    for name, suffix, gz in itertools.product(SPLITS[split], SUFFIXES, ("", ".gz")):
-        shards = f"{name}-[0-9]*-of-*{suffix}{gz}"
-        if found := sorted(folder.glob(f"{name}{suffix}{gz}")) or sorted(folder.glob(shards)):
+    for name, suffix in itertools.product(SPLITS[split], SUFFIXES):
+        if found := sorted(folder.glob(f"{name}{suffix}")) or sorted(folder.glob(f"{name}-[0-9]*-of-*{suffix}")):
             return found
     return []
 
@@ -124,13 +120,12 @@ def find(dataset: str) -> Path:
     made_here = (p.parent.name for pattern in ("prepare.py", "train.jsonl") for p in ROOT.glob(f"*/{pattern}"))
     names = sorted(set(made_here) - MODELS)
     if dataset in names:
-        return writable_place(ROOT / dataset)
-    ours = prepare(dataset)
-    path = local_copy(ours, "dataset")
+        return ROOT / dataset
+    path = local_copy(prepare(dataset), "dataset")
     if path and Path(path).exists():
         if not (Path(path).is_file() or Path(path).is_dir()):
             raise ValueError(f"{path} is neither a file nor a folder, so it has no rows")
-        if path == ours:
+        if path == dataset:
             return Path(path)
         from data import hub
 
@@ -158,7 +153,7 @@ def local_copy(name: Any, kind: str = "model") -> Any:
 
 
 def cache_folder() -> str:
-    """Return the folder for compiled programs and for data sets that cannot be made in data/."""
+    """Return the folder for compiled programs."""
     return os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "unmask")
 
 
@@ -167,31 +162,15 @@ def is_made(folder):
     return any((folder / last).exists() for last in ("config.json", "train.jsonl", "test.jsonl"))
 
 
-def writable_place(path: Any) -> Any:
-    """Return the path where prepare.py can write: the path itself, or one in the cache if the clone is read-only.
-
-    The folder in the cache belongs to this clone, and has a link to prepare.py, which writes where it is called.
-    """
-    root, full = ROOT.resolve(), Path(os.path.realpath(path))
-    if root not in full.parents:
-        return path
-    home = root / full.relative_to(root).parts[0]
-    if not (home / "prepare.py").exists() or is_made(full) or os.access(home, os.W_OK):
-        return path
-    away = Path(cache_folder(), f"data-{zlib.crc32(os.fsencode(root)):08x}", home.name)
-    away.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        (away / "prepare.py").symlink_to(home / "prepare.py")
-    return away / full.relative_to(home)
-
-
 def prepare(path: Any) -> Any:
-    """Run prepare.py if `path` is data/NAME or data/NAME/PART and is not made yet -> the path where it is."""
-    path = writable_place(path)
+    """Run prepare.py if `path` is data/NAME or data/NAME/PART and is not made yet -> the path."""
     full = Path(os.path.realpath(path))  # resolve() raises on a link to itself
     home = next((folder for folder in (full, full.parent) if (folder / "prepare.py").exists()), None)
     if home is None or full.is_file() or is_made(full) or ROOT.resolve() not in (home / "prepare.py").resolve().parents:
         return path
+    if not os.access(home, os.W_OK):
+        raise ValueError(f"{home} cannot be written, and prepare.py makes its files there on first use: copy the "
+                         "project to a folder of your own")  # fmt: skip
     name = full.relative_to(home.parent)
     print(f"data/{name} is used for the first time: running {home / 'prepare.py'}", file=sys.stderr, flush=True)
     # In a session of its own, so that only this process gets ctrl-C; it ends the other without a traceback.
@@ -205,60 +184,42 @@ def prepare(path: Any) -> Any:
 
 
 def read_rows(path: Path, names: dict[str, str] | None = None) -> list[Row]:
-    """Read a file with one of SUFFIXES, or .gz of one; the error for a bad row says which line, and what to do.
+    """Read a file with one of SUFFIXES; the error for a bad row says which line, and what to do.
 
     names {our column: theirs}: columns to rename
     """
-    kind = path.name.removesuffix(".gz")
-    suffix = next((suffix for suffix in SUFFIXES if kind.endswith(suffix)), None)
-    if suffix is None:
-        raise ValueError(f"{path}: rows are read from {', '.join(SUFFIXES)}, also with .gz")
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path}: rows are read from {', '.join(SUFFIXES)}")
     try:
-        rows = parse_rows(path, suffix, names)
+        rows = parse_rows(path, names)
     except UnicodeDecodeError as e:
         raise ValueError(f"{path} is not UTF-8 text: {e.reason} at byte {e.start}") from e
-    except (OSError, EOFError) as e:
+    except OSError as e:
         raise ValueError(f"{path} cannot be read: {e}") from e
     if not rows:
         raise ValueError(f"{path} has no rows")
     return rows
 
 
-def parse_rows(path, suffix, names):
+def parse_rows(path, names):
     """Read the rows of a file of the kind that its suffix, one of SUFFIXES, says."""
-    is_zipped = path.suffix == ".gz"
-    if is_zipped or suffix != ".jsonl":
-        from data import readers  # our data sets are JSON Lines
+    raw = regular_file(path).read_bytes()
+    if path.suffix == ".jsonl":
+        return read_jsonl(path, raw.decode("utf-8-sig"), names)
+    from data import readers  # our data sets are JSON Lines
 
-    raw = readers.unzip(path) if is_zipped else regular_file(path).read_bytes()
-    if suffix == ".parquet":
+    if path.suffix == ".parquet":
         return read_list(path, readers.read_parquet(path, raw), names)
     text = raw.decode("utf-8-sig")
-    if suffix == ".txt":
+    if path.suffix == ".txt":
         return [{"prompt": "", "completion": page} for page in readers.pages(text)]
-    if suffix == ".jsonl":
-        return read_jsonl(path, text, names)
-    rows = readers.read_json(path, text, parse_json) if suffix == ".json" else readers.read_csv(path, text)
-    return read_list(path, rows, names)
-
-
-def unique_keys(pairs):
-    """Make a dict of the members of a JSON object; a key that is given twice is an error."""
-    if len(found := dict(pairs)) < len(pairs):
-        twice = collections.Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {twice!r} is given twice")
-    return found
-
-
-DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)  # json.loads would make one for each row
+    return read_list(path, readers.read_json(path, text, parse_json), names)
 
 
 def parse_json(text):
-    """Parse JSON. A key given twice and a depth that Python cannot read are ValueErrors."""
-    if text.startswith("\ufeff"):
-        raise json.JSONDecodeError("a byte order mark in the middle of a file", text, 0)
+    """Parse JSON. A depth that Python cannot read is a ValueError."""
     try:
-        return DECODER.decode(text)
+        return json.loads(text)
     except RecursionError:
         raise ValueError("its lists or objects are nested too deep to be read") from None
 
@@ -298,9 +259,6 @@ def plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-COUNTDOWN = re.compile(r"(\d+(?:,\d+)+)=(\d+):?")
-
-
 def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
     """Turn a row in any format into ours, and check it. names {our column: theirs}: columns to rename."""
     if not isinstance(row, dict):
@@ -312,16 +270,10 @@ def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
     row |= {ours: row[theirs] for ours, theirs in (names or {}).items() if theirs in row}
     if is_number(row.get("answer")):
         row["answer"] = str(row["answer"])
-    if "prompt" in row and "response" in row and "completion" not in row:
-        row["completion"] = row.pop("response")
-    if not is_text(row.get("prompt")):
+    if "prompt" not in row:
         from data import known  # a data set of ours needs none of it
 
-        row = row if "prompt" in row else known.from_format(row)
-        row = known.from_chat(row) if isinstance(row["prompt"], list) else row
-    countdown = COUNTDOWN.fullmatch(str(row.get("prompt")).strip())
-    if countdown and "numbers" not in row:
-        row |= {"numbers": [*map(int, countdown[1].split(","))], "target": int(countdown[2])}
+        row = known.from_format(row)
     if "test_cases" in row:
         row["tests"] = row.pop("test_cases")
     if isinstance(row.get("difficulty"), str):
@@ -357,56 +309,6 @@ COLUMNS: dict[str, tuple[Callable[[Any], bool], str]] = dict.fromkeys(TEXTS, (is
 }
 
 
-# ---- chat ------------------------------------------------------------------------------------------------------------
-
-
-def writer(name):
-    """Make the writer of turns that has this name in chats.py, which is loaded when it writes."""
-
-    def write(turns):
-        from data import chats  # a puzzle is its own prompt
-
-        return getattr(chats, name)(turns)
-
-    return write
-
-
-# A writer takes turns [(role, text), ...], the last by the user, and returns the text that asks for an answer. That of
-# "own" is the tokenizer's.
-CHAT: dict[str | None, Any] = {name: writer(name or "plain") for name in (None, "chatml", "llada", "llama3", "gemma")}
-CHAT["own"] = None
-
-
-def chat(
-    name: str | None, system: str | None, tok: Tokenizer, instruction: str | None = None
-) -> Callable[..., str] | None:
-    """Return template(prompt, earlier turns), which writes the text with special tokens; None if nothing is added.
-
-    name: a key of CHAT
-    system: the system prompt; None: the usual one of the template, if it has one
-    instruction: text before every prompt in its turn, or around it if it contains {prompt}
-    """
-    if name is None and instruction is None:
-        return None
-    if name not in CHAT:
-        known = ", ".join(filter(None, CHAT))
-        raise ValueError(f"texts.chat_template={name!r}: one of {known}, or None for a base model")
-    from data import chats
-
-    write = CHAT[name] or chats.own(tok, [*filter(None, CHAT)])
-    return chats.template(name, write, system, tok, instruction)
-
-
-def prompt_text(row: Row, template: Callable[..., str] | None = None) -> str:
-    """Write the text that a model is prompted with. template: from `chat`."""
-    turns = row["messages_before"] if "messages_before" in row else ()
-    if turns and not template:
-        from data import chats
-
-        chats.refuse(turns)
-    return template(row["prompt"], turns) if template else row["prompt"]
-
-
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
@@ -436,7 +338,7 @@ def encode(
     Prompts are padded on the left, where valid is False, so that every completion begins at `prompt_len`. Its end of
     text is repeated to the end of the row, as in LLaDA's SFT: these positions are filled, too, so the model learns to
     stop. A row without a completion gets masks. Rows that do not fit are left out; only text without a prompt is cut,
-    into windows of completion_len. template: from `chat`.
+    into windows of completion_len. template: from `chats.template`.
     """
     examples, notes = fitting(rows, tok, prompt_len, completion_len, template)
     tokens = np.full((len(examples), prompt_len + completion_len), tok.eos_id, np.int32)
@@ -456,7 +358,7 @@ def fitting(rows, tok, prompt_len, completion_len, template):
     """Encode the rows that fit -> [(index of the row, prompt, completion or a window of it)], notes."""
     examples, notes, long_prompts, long_completions = [], collections.Counter(), [], []
     for i, row in enumerate(rows):
-        prompt = tok.encode(prompt_text(row, template), bool(template), mask=False)
+        prompt = tok.encode(template(row["prompt"]) if template else row["prompt"], bool(template), mask=False)
         prompt = tok.add_bos(prompt) if prompt else prompt  # a window of a document is not its beginning
         completion = tok.encode(row["completion"]) if "completion" in row else [tok.mask_id] * completion_len
         windows = [completion[j : j + completion_len] for j in range(0, len(completion), completion_len)] or [[]]

@@ -18,7 +18,7 @@ def download(name: str, kind: str, suffixes: Iterable[str]) -> str:
 
         files = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.tiktoken"]
         if kind == "dataset":
-            files = [f"{under}*{suffix}{gz}" for suffix in suffixes for gz in ("", ".gz")]
+            files = [f"{under}*{suffix}" for suffix in suffixes]
         copy = huggingface_hub.snapshot_download(f"{org}/{repo}", repo_type=kind, allow_patterns=files)
         return os.path.join(copy, under)
     except ImportError:

@@ -1,6 +1,7 @@
 """
 What the prepare.py of our data sets have in common: they write rows, and some take them from a Python package.
 """
+import gzip
 import importlib.util
 import json
 import sys
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from data import Row, learn, local_copy, read_rows, readers
+from data import Row, learn, local_copy, read_jsonl, readers
 from system.files import write_whole
 
 
@@ -35,8 +36,10 @@ def package_folder(name: str) -> Path:
 
 
 def packaged(name: str, file: str) -> list[Row]:
-    """Read the rows of a file in a Python package."""
-    return read_rows(package_folder(name) / file)
+    """Read the rows of a file in a Python package, JSON Lines, that may end in .gz."""
+    raw = (package_folder(name) / file).read_bytes()
+    text = gzip.decompress(raw) if file.endswith(".gz") else raw
+    return read_jsonl(file, text.decode(), None)
 
 
 def save_downloaded(folder: Any, name: str, ours: Callable[[Row], Row]) -> None:

@@ -1,34 +1,12 @@
 """
-Read files of rows other than .jsonl: JSON, Parquet, tables, plain text, and .gz of any. A reader returns a list of rows
-in any format.
+Read files of rows other than .jsonl: JSON, Parquet and plain text. A reader returns a list of rows in any format.
 """
 
-import csv
-import gzip
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from system.files import regular_file
 from system.terminal import quote
-
-MAX_RATIO = 200  # gzip makes no real text smaller by more than this factor
-
-
-def unzip(path: Path) -> bytes:
-    """Read a .gz file; a small file that would fill the memory is a ValueError."""
-    parts, size = [], 0
-    with gzip.open(regular_file(path)) as f:
-        while part := f.read(1 << 20):
-            parts.append(part)
-            size += len(part)
-            if size > max(64 << 20, MAX_RATIO * path.stat().st_size):
-                raise ValueError(
-                    f"{path} holds more than {MAX_RATIO} times its own size, as no real text does: if "
-                    "you trust it, unpack it with gunzip and name the file that this makes"
-                )
-    return b"".join(parts)
 
 
 def read_parquet(path: Path, raw: bytes) -> list:
@@ -43,18 +21,6 @@ def read_parquet(path: Path, raw: bytes) -> list:
         return parquet.read_table(BufferReader(raw)).to_pylist()
     except lib.ArrowException as e:
         raise ValueError(f"{path} cannot be read: {e}") from e
-
-
-def read_csv(path: Path, text: str) -> list:
-    """Read a table with commas (.csv) or tabs (.tsv) whose first line names the columns; an empty cell is no value."""
-    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if ".tsv" in path.name else ",", strict=True)
-    try:
-        values = [{name: cell for name, cell in row.items() if cell} for row in rows]
-    except csv.Error as e:
-        raise ValueError(f"{path}, line {rows.line_num}: {e}") from e
-    if ragged := next((number for number, row in enumerate(values, 1) if None in row), None):
-        raise ValueError(f"{path}, row {ragged} has more cells than the first line has names of columns")
-    return values
 
 
 def read_json(path: Path, text: str, parse: Callable[[str], Any]) -> list:

@@ -14,6 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 import data
+from data import chats
 from data.bpe import Tokenizer
 from system import sections
 
@@ -30,8 +31,8 @@ class Keys(sections.Section):
     difficulty_key: str | None = sections.key(None, "column of the difficulty, for the keys of curriculum")
     limit: float | None = sections.key(None, "largest number of train rows; below 1: a fraction of them; None: all",
                                        sections.POSITIVE)  # fmt: skip
-    chat_template: str | None = sections.key(None, "format of prompts; chatml is that of Dream and Qwen, own the "
-                                             "tokenizer's", choices=data.CHAT)  # fmt: skip
+    chat_template: str | None = sections.key(None, "format of prompts; chatml is that of Dream and Qwen",
+                                             choices=chats.CHAT)  # fmt: skip
     system_prompt: str | None = sections.key(None, "system message of the template; None: its usual one")
     instruction: str | None = sections.key(None, 'text before every prompt, in its turn; or around it, as in '
                                            '"{prompt} Think."')  # fmt: skip
@@ -43,9 +44,9 @@ class Keys(sections.Section):
 
 
 def template_of(cfg: Any, tok: Tokenizer) -> Callable[..., str] | None:
-    """Return what writes the prompts of a run, see data.chat."""
+    """Return what writes the prompts of a run, see `chats.template`."""
     keys = Keys.of(cfg)
-    return data.chat(keys.chat_template, keys.system_prompt, tok, keys.instruction)
+    return chats.template(keys.chat_template, keys.system_prompt, tok, keys.instruction)
 
 
 def rows_of_steps(rows: list[dict[str, Any]], cfg: Any) -> Callable[[int], np.ndarray]:

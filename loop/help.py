@@ -63,8 +63,7 @@ def help_text(everything: bool = False) -> str:
             found.append([f"{path}, by --{name}=True or any of these keys", *keys])
     lines = [
         "usage: python train.py config/NAME.py [--key=value ...]",
-        "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes,",
-        "--model=random on a random one of the true shape",
+        "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes",
         "--plan=8xH100 says what a run would take on such devices, which need not be there",
         "--anatomy=step.html writes the first iteration of GRPO from init_from, with its numbers, as a page",
     ]

@@ -115,10 +115,6 @@ def read_json(path: str) -> dict[str, Any]:
 
 def open_tensors(file: str) -> dict[str, Any]:
     """Open a safetensors file -> {name of a tensor: the open file}."""
-    if os.path.basename(file) == "drawn.json":
-        from system import drawn  # weights that are random, see there
-
-        return drawn.open_tensors(file)
     try:
         handle = safetensors.safe_open(files.regular_file(file), "numpy")
     except (OSError, safetensors.SafetensorError) as e:

@@ -1,9 +1,8 @@
 """
 Ask a helper: another process, which the kernel ends after a limit of CPU time.
 
-The matcher of `re` cannot be interrupted, and (a+)+$ takes twice as long for every additional a; a computer algebra and
-a chat template (data/template.py) may compute for hours as well. (CPU time, not wall time, so that nothing fails while
-the machine is busy.)
+The matcher of `re` cannot be interrupted, and (a+)+$ takes twice as long for every additional a; a computer algebra may
+compute for hours as well. (CPU time, not wall time, so that nothing fails while the machine is busy.)
 """
 
 import contextlib

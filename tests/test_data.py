@@ -11,7 +11,6 @@ import re
 import runpy
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -21,8 +20,7 @@ from hypothesis import strategies as st
 
 import config
 import data
-from data import learn, making, readers
-from data import template as templates
+from data import chats, learn, making, readers
 from data import texts as encoded_texts
 from data.acecode import prepare as acecode
 from data.code import prepare as code
@@ -131,21 +129,11 @@ def test_a_data_set_is_made_on_first_use_and_only_then(toy, capfd):
         data.load("toy", "train")
 
 
-def test_where_the_clone_is_read_only_a_data_set_is_made_in_the_cache(toy, tmp_path_factory, monkeypatch):
-    apart = tmp_path_factory.mktemp("apart")
-    with monkeypatch.context() as m:
-        m.setenv("XDG_CACHE_HOME", str(apart / "cache"))
-        m.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-        for _ in range(2):
-            assert len(data.load("toy", "train")) == 2000 and len(data.load(str(toy), "val")) == 100
-        assert data.tokenizer("toy").vocab_size == 262
-        (away,) = apart.glob("cache/unmask/data-*/toy")
-        assert [p.name for p in toy.iterdir()] == ["prepare.py"] and (away / "runs").read_text() == "x"
-        assert data.prepare(str(toy)) == away and data.prepare(str(toy / "part")) == away / "part"
-        file(apart, "own/prepare.py", PREPARE)
-        other = apart / "own"
-        assert data.prepare(other) == other and not (other / "runs").exists()
-    assert data.writable_place(toy) == toy  # where it can be, it is made in its place
+def test_where_the_clone_is_read_only_a_data_set_says_what_to_do(toy, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(ValueError, match="toy cannot be written, .*: copy the project to a folder of your own"):
+        data.load("toy", "train")
+    assert data.prepare(toy.parent) == toy.parent
 
 
 def test_a_folder_that_makes_a_model_is_no_data_set_and_is_made_once(toy, monkeypatch):
@@ -189,7 +177,7 @@ def test_an_evaluation_set_is_read_from_a_package_that_is_not_imported(
 
 def test_the_last_5_percent_are_held_out_where_there_is_no_val(tmp_path):
     lines = jsonl(ROWS).encode()
-    for name, content in {"train.jsonl": lines, "train.json": json.dumps(ROWS), "train.jsonl.gz": gzip.compress(lines),
+    for name, content in {"train.jsonl": lines, "train.json": json.dumps(ROWS),
                           "val.jsonl": None, "validation.jsonl": None, "test.jsonl": None}.items():
         folder = tmp_path / name
         if content:
@@ -238,16 +226,7 @@ def test_the_tokenizer_of_a_folder_is_its_own_or_bytes_and_a_prepare_of_somebody
 # ---- the formats ----
 
 
-def turn(role, text):
-    return {"role": role, "content": text}
-
-
 SOLVED = "600+600 = <<600+600=1200>>1200\n#### 1,200"
-BEFORE = [turn("system", "Add."), turn("user", "1+1"), turn("assistant", "2")]
-CHAT = [*BEFORE, turn("user", "2+3"), turn("assistant", "5")]
-OF_CHAT = {"prompt": "2+3", "completion": "5", "messages_before": BEFORE}
-PARTS = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1"}]
-Q, A = turn("user", "q"), turn("assistant", "a")
 
 
 @pytest.mark.parametrize("row, ours", [
@@ -255,12 +234,6 @@ Q, A = turn("user", "q"), turn("assistant", "a")
     ({"question": "2+3?", "answer": 5}, {"prompt": "2+3?", "completion": "5", "answer": "5"}),
     ({"prompt": "Mine.", "question": "Add.", "test_cases": ["assert f(1)"]},
      {"prompt": "Mine.", "question": "Add.", "tests": ["assert f(1)"]}),
-    ({"prompt": "q", "response": "a"}, {"prompt": "q", "completion": "a"}),
-    ({"messages": CHAT}, OF_CHAT), ({"prompt": CHAT}, OF_CHAT), ({"messages": [Q, A], "n": 1}, {"prompt": "q"}
-     | {"completion": "a", "n": 1}),
-    ({"prompt": CHAT[:-1], "completion": CHAT[-1:]}, OF_CHAT), ({"prompt": [Q]}, {"prompt": "q"}),
-    ({"prompt": [{"role": "user", "content": PARTS}], "completion": [{"role": "assistant", "content": PARTS[1:]}]},
-     {"prompt": "1+1", "completion": "1"}),
     ({"text": "Once."}, {"prompt": "", "completion": "Once."}),
     *((row, row) for row in ({"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "score": 0.5})),
     ({"prompt": "a", "test_cases": ["assert f(1)"], "answer": 5, "completion": None, "own": [1]},
@@ -275,24 +248,16 @@ def test_rows_of_the_known_formats_are_recognised(row, ours, tmp_path):
 @pytest.mark.parametrize("row, names, ours", [
     ({"problem": "2+3?", "solution": "It is 5.", "level": 1}, dict(prompt="problem", completion="solution"),
      {"prompt": "2+3?", "completion": "It is 5."}),  # MATH
-    ({"query": "q", "response": "a"}, dict(prompt="query"), {"prompt": "q", "completion": "a"}),  # MetaMathQA
+    ({"query": "q", "response": "a"}, dict(prompt="query", completion="response"),
+     {"prompt": "q", "completion": "a"}),  # MetaMathQA
     ({"question": "Add.", "test_cases": ["assert f(1)"]}, dict(prompt="question"),
-     {"prompt": "Add.", "tests": ["assert f(1)"]}),
-    ({"conversations": CHAT}, dict(prompt="conversations"), OF_CHAT)])
+     {"prompt": "Add.", "tests": ["assert f(1)"]})])
 def test_other_data_sets_are_answered_with_the_keys_that_name_their_columns(row, names, ours, tmp_path):
     path = file(tmp_path, "a.jsonl", jsonl([row, row]))
     said = f"line 1: no prompt; .*found {', '.join(row)}; for other names train.py has --texts.prompt_key=COL"
     with pytest.raises(ValueError, match=said):
         data.load(path, "train")
     assert ours.items() <= data.load(path, "train", names)[0].items()
-
-
-def test_tables_are_read_with_their_first_line_as_names(tmp_path):
-    (tmp_path / "a.csv").write_text('\ufeffprompt,completion,level\n"1, 2","say ""3"""\n"two\nlines",4,easy\n', "utf-8")
-    assert data.read_rows(tmp_path / "a.csv") == [
-        {"prompt": "1, 2", "completion": 'say "3"'}, {"prompt": "two\nlines", "completion": "4", "level": "easy"}]
-    (tmp_path / "a.tsv").write_text("prompt\tcompletion\n1,2\t3\n")
-    assert data.read_rows(tmp_path / "a.tsv") == [{"prompt": "1,2", "completion": "3"}]
 
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -302,13 +267,10 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n
     *((name, LFS, f"{name} is only a pointer of Git LFS .* lfs pull") for name in ("a.jsonl", "a.txt", "a.parquet")),
     ("a.jsonl", "[" * 100_000, "line 1: its lists or objects are nested too deep to be read"),
     ("a.json", '{"prompts": ' + "[" * 100_000, "nested too deep"),
-    ("a.jsonl", '\n{"prompt": "a", "n": 1, "prompt": "b"}', "line 2: the key 'prompt' is given twice"),
-    ("a.json", '[{"prompt": "a", "n": {"x": 1, "x": 2}}]', "the key 'x' is given twice"),
     ("a.json", "{", "a.json: not JSON"), ("a.json", '{"rows": []}', "a.json: expected a list of rows"),
     ("a.json", '["a", 3]', "a.json, row 2: expected an object"), ("a.jsonl", "\n", "a.jsonl has no rows"),
     ("a.txt", " \n", "a.txt has no rows"), ("a.xml", "a,b", r"a.xml: rows are read from .jsonl, .json, .txt"),
-    ("a.csv", "prompt,completion\n1,2,3\n", "a.csv, row 1 has more cells"), ("a.csv", "prompt,answer\n", "has no rows"),
-    ("a.jsonl", b"\xff\xfe", "a.jsonl is not UTF-8 text"), ("a.jsonl.gz", b"not gzip", "a.jsonl.gz cannot be read"),
+    ("a.jsonl", b"\xff\xfe", "a.jsonl is not UTF-8 text"),
     ("a.jsonl", jsonl(ROWS) + '{"prompt": "a"\n' + jsonl(ROWS),
      r"a.jsonl, line 41: not JSON .*expected one object per line, such as"),
     ("a.jsonl", '["a"]', "line 1: expected an object with a prompt, found list"),
@@ -324,10 +286,8 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n
     ("a.jsonl", {"foo": 1, "bar": 2},
      "found foo, bar; for other names train.py has --texts.prompt_key=COLUMN"),
     ("a.jsonl", {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "b"}, "found chosen, rejected; for other names"),
-    ("a.jsonl", {"prompt": [turn("system", "Add.")]}, "the last to speak before the model should be the user"),
-    ("a.jsonl", {"prompt": []}, "the last to speak before"), ("a.jsonl", {"prompt": ["2+3"]}, "text or a list of"),
-    ("a.jsonl", {"prompt": [{"role": "user"}]}, "a prompt is text or a list of"),
-    ("a.jsonl", {"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]}, "of type text, found dict .*image"),
+    ("a.jsonl", {"messages": []}, "found messages; .*such as a chat, rewrite as rows"),
+    ("a.jsonl", {"prompt": [{"role": "user", "content": "2+3"}]}, "prompt should be a string, found list"),
 ])
 def test_what_cannot_be_read_is_answered_with_what_was_expected(tmp_path, name, content, message):
     content = json.dumps(content) if isinstance(content, dict) else content
@@ -335,21 +295,9 @@ def test_what_cannot_be_read_is_answered_with_what_was_expected(tmp_path, name, 
         data.load(file(tmp_path, name, content), "train")
 
 
-def test_messages_before_a_prompt_need_a_chat_template():
-    template = data.chat("chatml", "Be brief.", CHATTY)
-    ids = data.encode([OF_CHAT], CHATTY, 300, 9, template)[0].tokens[0]
-    assert CHATTY.decode(ids, specials=True).replace("<|pad|>", "").startswith(
-        "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
-        "<|im_start|>user\n2+3<|im_end|>\n<|im_start|>assistant\n5")
-    for bare in None, data.chat(None, None, CHATTY, "Add: "):
-        with pytest.raises(ValueError, match="a row has messages before its prompt.*set texts.chat_template"):
-            data.encode([OF_CHAT], CHATTY, 300, 9, bare)
-
-
-def test_a_bare_row_of_countdown_has_its_numbers_and_is_scored(tmp_path, monkeypatch, capsys):
+def test_rows_of_countdown_are_scored(tmp_path, monkeypatch, capsys):
     texts = ["44-15=29,79-29=50", "79-44=35,35+15=50", "79/44=1,15+1=16", "79-44=35,35+15=51", "79*44=3476,3476/15=50"]
-    rows = [{"prompt": "44,15,79=50:", "completion": text} for text in texts]
-    assert data.normalize_row(rows[0]) == {**rows[0], "numbers": [44, 15, 79], "target": 50}
+    rows = [{"prompt": "", "numbers": [44, 15, 79], "target": 50, "completion": text} for text in texts]
     monkeypatch.setattr(sys, "argv", ["rewards.py", file(tmp_path, "cd3.jsonl", jsonl(rows)), "--rewards=countdown"])
     assert score.main() == 0
     assert json.loads(capsys.readouterr().out) == {"n": 5, "countdown": 0.46, "reward": 0.46}  # 1, 1, and 0.1 each
@@ -504,7 +452,7 @@ CHATTY = data.Tokenizer(
                      "<|start_header_id|>assistant<|end_header_id|>\n\n"),
 ])
 def test_a_chat_template_writes_what_the_model_was_taught_to_read(name, system, expected):
-    template = data.chat(name, system, CHATTY)
+    template = chats.template(name, system, CHATTY)
     assert template(" Hi?\n") == expected
     arrays, *_ = data.encode([{"prompt": " Hi?\n", "completion": "a<|eos|>"}], CHATTY, 200, 9, template)
     tokens = arrays.tokens[0]
@@ -513,88 +461,32 @@ def test_a_chat_template_writes_what_the_model_was_taught_to_read(name, system, 
 
 
 def test_what_looks_like_a_special_token_in_a_row_is_text():
-    template = data.chat("chatml", None, CHATTY)
+    template = chats.template("chatml", None, CHATTY)
     ids = data.encode([{"prompt": "a<|mask|>b", "completion": "c"}], CHATTY, 200, 9, template)[0].tokens[0]
     assert CHATTY.mask_id not in ids and "user\na<|mask|>b<|im_end|>" in CHATTY.decode(ids, specials=True)
-    assert data.chat(None, "unused", CHATTY) is None
+    assert chats.template(None, "unused", CHATTY) is None
     rows = [{"prompt": "<|mask|>", "completion": "<|eos|>"}]
     assert CHATTY.decode(data.encode(rows, CHATTY, 8, 8)[0].tokens[0]) == "<|mask|><|eos|>"
 
 
 def test_an_instruction_stands_before_every_prompt_in_its_turn():
-    bare = data.chat("llada", None, CHATTY)
+    bare = chats.template("llada", None, CHATTY)
     for instruction, prompt in {"Add.\n\n": "Add.\n\n2+3", "Q: {prompt} A": "Q: 2+3 A"}.items():
-        assert data.chat("llada", None, CHATTY, instruction)("2+3") == bare(prompt)
-    assert data.chat(None, None, CHATTY, "Add: ")("2+3") == "Add: 2+3"
+        assert chats.template("llada", None, CHATTY, instruction)("2+3") == bare(prompt)
+    assert chats.template(None, None, CHATTY, "Add: ")("2+3") == "Add: 2+3"
 
 
 @pytest.mark.parametrize("name, tok, message", [
     ("chatml", data.Tokenizer.bytes(), r"'chatml' writes <\|im_end\|>, <\|im_start\|>, which this tokenizer"),
-    ("alpaca", CHATTY, "chat_template='alpaca': one of chatml, llada"),
-    ("own", CHATTY, "'own', but the tokenizer's files have none: .*chatml, llada, llama3, gemma"),
+    ("alpaca", CHATTY, "chat_template='alpaca': one of None, chatml, llada"),
+    ("own", CHATTY, "chat_template='own': one of None, .*texts.instruction writes any turn"),
 ])
 def test_a_template_that_the_model_was_not_taught_is_refused(name, tok, message):
     with pytest.raises(ValueError, match=message):
-        data.chat(name, None, tok)
+        chats.template(name, None, tok)
 
 
-OWN = ("{{ bos_token }}{% for m in messages %}"
-       "{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
-       "<|im_start|>{{ m['role'] }}: {{ m['content'] | trim }}{{ eos_token }}{% endfor %}"
-       "{% if add_generation_prompt %}<|im_start|>model{% endif %}")
-
-
-def own(template):
-    return data.Tokenizer(CHATTY.vocab, CHATTY.specials, CHATTY.roles, extra={"chat_template": template})
-
-
-@pytest.mark.parametrize("form", [OWN, [{"name": "tools", "template": "x"}, {"name": "default", "template": OWN}]])
-def test_the_tokenizers_own_template_is_written_in_jinja(form):
-    turns = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
-    template = data.chat("own", None, own(form), "Add ")
-    assert template(" 2+3 ") == "<|im_start|>user: Add  2+3<|eos|><|im_start|>model"
-    assert template("4", turns) == ("<|im_start|>user: 1+1<|eos|><|im_start|>assistant: 2<|eos|>"
-                                    "<|im_start|>user: Add 4<|eos|><|im_start|>model")
-    with pytest.raises(ValueError, match="template in the tokenizer's files fails: .*no system here"):
-        data.chat("own", "Be brief.", own(form))("2+3")
-
-
-@pytest.mark.parametrize("form", ["{{ ''.__class__.__mro__[1] }}", "{{ messages.append(1) }}", "{% for"])
-def test_a_strangers_template_cannot_leave_its_sandbox(form):
-    with pytest.raises(ValueError, match="fails: (SecurityError|TemplateSyntaxError)"):
-        data.chat("own", None, own(form))
-
-
-LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-ENDLESS = {"late loops": "{% if messages[0].content %}" + LOOPS + "{% endif %}", "power": "{{ 9 ** (9 ** 9) }}",
-           "text": "{% set n = namespace(t='x') %}{% for a in range(99) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
-           "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"}
-
-
-
-@pytest.mark.parametrize("form", ENDLESS)
-def test_a_template_that_never_ends_is_soon_an_error_of_one_sentence(form, monkeypatch):
-    monkeypatch.setattr(templates, "TEMPLATE_SECONDS", 0.3)
-    monkeypatch.setattr(templates, "TEMPLATE_BYTES", 100 << 20)
-    start = time.perf_counter()
-    why = "takes more than 0.3 s or 100 MB for one prompt.*one of chatml|fails: (Memory|Recursion|Overflow)Error"
-    with pytest.raises(ValueError, match=why) as e:
-        data.chat("own", None, own(ENDLESS[form]))("2+3")
-    assert "\n" not in str(e.value) and time.perf_counter() - start < 20
-
-
-def test_a_gzip_bomb_is_refused_and_repetitive_text_is_not(tmp_path, monkeypatch):
-    with gzip.open(tmp_path / "train.jsonl.gz", "wb") as f:
-        for _ in range(66):
-            f.write(b" " * (1 << 20))
-    with pytest.raises(ValueError, match="more than 200 times its own size.*gunzip"):
-        data.load(str(tmp_path), "train")
-    with gzip.open(tmp_path / "train.jsonl.gz", "wt") as f:
-        f.write('{"prompt": "2+3=", "answer": "5"}\n' * 2000)
-    assert len(data.load(str(tmp_path), "train")) == 1900
-
-
-@pytest.mark.parametrize("name", "train.jsonl train.jsonl.gz tokenizer.json tokenizer_config.json vocab.json".split())
+@pytest.mark.parametrize("name", "train.jsonl tokenizer.json tokenizer_config.json vocab.json".split())
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, tmp_path):
     CHATTY.save(tmp_path)
     (tmp_path / "train.jsonl").write_text('{"prompt": "2+3=", "answer": "5"}\n' * 40)
@@ -611,12 +503,10 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, tmp_path):
 @pytest.mark.slow
 def test_gemmas_template_is_its_own():
     tok = tiny.tokenizer("gemma2")
-    ours, theirs = (data.chat(name, None, tok) for name in ("gemma", "own"))
-    turns = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
-    assert ours("2+3 ", turns) == theirs("2+3 ", turns) == (
-        "<bos><start_of_turn>user\n1+1<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n"
-        "<start_of_turn>user\n2+3<end_of_turn>\n<start_of_turn>model\n")
-    assert "user\nBe brief.\n\n2+3<end_of_turn>" in data.chat("gemma", "Be brief.", tok)("2+3")
+    theirs = pytest.importorskip("jinja2").Template(tiny.GEMMA)
+    assert chats.template("gemma", None, tok)("2+3 ") == theirs.render(
+        messages=[{"role": "user", "content": "2+3 "}], bos_token="<bos>", add_generation_prompt=True)
+    assert "user\nBe brief.\n\n2+3<end_of_turn>" in chats.template("gemma", "Be brief.", tok)("2+3")
 
 
 def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
@@ -628,8 +518,8 @@ def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
     assert "<|im_start|>user\nNow: 0+1=<|im_end|>" in CHATTY.decode(read.tokens[0], specials=True)
     assert CHATTY.decode(read.tokens[0], specials=True).count("<|im_start|>system\nAdd.<|im_end|>\n") == 1
     assert read.rows[0]["prompt"] == "0+1="  # what rewards see
-    with pytest.raises(ValueError, match="chat_template='alpaca': one of None, chatml, llada"):
-        shared.run(**{"texts.chat_template": "alpaca"})
+    with pytest.raises(ValueError, match="chat_template='own': .*texts.instruction writes any turn"):
+        shared.run(**{"texts.chat_template": "own"})
 
 
 @settings(max_examples=25, deadline=None)

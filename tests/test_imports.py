@@ -26,7 +26,7 @@ from variants import moe
 PROGRAMS = {"tools/anatomy", "tools/complete", "tools/page",
             "tools/plan", "tools/score"}  # fmt: skip
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "wandb"}
-PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
+PACKAGES |= {"tokenizers", "huggingface_hub", "pyarrow"}  # imported by what needs them
 CORE = "model", "diffusion", "sample", "grpo", "rl", "train"
 SANDBOX = "judges/sandbox/", "judges/sandbox/wire/", "judges/sandbox/tests/"
 FOLDERS = "", "checkpoints/", "data/", "judges/", *SANDBOX, "loop/", "system/", "tools/", "variants/"
@@ -270,7 +270,7 @@ def test_the_quick_tests_of_data_sets_pass_without_the_package_that_fetches_them
 @pytest.mark.slow
 def test_the_first_commands_of_the_readme_need_no_optional_package(tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "UNMASK_ORACLES"}
-    env |= {"UNMASK_HIDDEN": "tokenizers,jinja2", "PYTHONPATH": "tests/hidden"}
+    env |= {"UNMASK_HIDDEN": "tokenizers", "PYTHONPATH": "tests/hidden"}
     for command in first_commands(tmp_path):
         done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -309,7 +309,7 @@ ONLY_IF_ASKED_FOR = of("tools/", FILES) | of("judges/sandbox/", FILES) | set("""
     judges/formats judges/answers judges/model_judge judges/own variants/judge system/helper
     checkpoints/families checkpoints/foreign checkpoints/adapters checkpoints/adapt checkpoints/resume system/recipe
     loop/same_run system/placement system/cudnn system/top_p system/unknown loop/in_memory
-    data/foreign data/template data/known data/readers data/learn data/making data/chats data/byte_merges
+    data/foreign data/known data/readers data/learn data/making data/byte_merges
     data/hub""".split())
 
 

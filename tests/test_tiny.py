@@ -1,14 +1,12 @@
 """data/tiny: a random model of each family in its own files, rows as the real ones, and every recipe runs on them."""
 import functools
 import os
-import shutil
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import config
 import data
@@ -19,7 +17,7 @@ from checkpoints import checkpoint, huggingface, older
 from data.tiny import prepare as tiny
 from judges import formats
 from loop import runs
-from system import disk, drawn, sections
+from system import disk
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
            "llama_gsm8k_grpo": "llama", "gemma2_gsm8k_grpo": "gemma2"}  # fmt: skip
@@ -98,29 +96,6 @@ def ran(capsys, monkeypatch, name, folder, *words):
     return runs.read_lines(f"{folder}/out/metrics.jsonl")
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_random_model_has_the_shape_of_the_real_one(name, tmp_path):
-    said = config.load([f"config/{name}.py", "--model=random"])
-    assert said.init_from.endswith(f"data/tiny/{name}") and said.model.dtype == "bfloat16"
-    assert tiny.shapes_of_recipe(tmp_path, name) > (2e9 if "gemma2" in name else 7e9)
-    shape = config.run_file(f"config/{name}.py")["shape"]
-    cfg = huggingface.read_config(tmp_path)
-    sizes = {key: value for key, value in shape.items() if not key.endswith("_id")}
-    assert sections.flat(cfg).items() >= sizes.items()
-    assert huggingface.family_of(cfg) == RECIPES[name] and sum(f.stat().st_size for f in tmp_path.iterdir()) < 2e6
-
-
-def test_a_folder_without_weights_opens(folders, tmp_path):
-    made = {name: x.shape for name, x in safetensors.numpy.load_file(folders / "llada/model.safetensors").items()}
-    shutil.copytree(folders / "llada", tmp_path / "drawn", ignore=shutil.ignore_patterns("*.safetensors"))
-    index = {"weight_map": dict.fromkeys(made, drawn.FILE)}
-    disk.write_files(tmp_path / "drawn", {drawn.FILE: made, tiny.INDEX: index})
-    params, cfg = checkpoint.load(tmp_path / "drawn")
-    assert np.isfinite(jax.jit(model.logits, static_argnames="cfg")(params, jnp.arange(9)[None], cfg=cfg)).all()
-    first, second = (np.asarray(w["q"]) for w in params["blocks"])
-    assert not (first == second).all() and (params["norm"] == 1).all()
-
-
 def test_tiny_rows_can_be_solved():
     for row in map(data.normalize_row, tiny.rows("acecode")["train"]):
         good = f"```python\ndef {row['entry']}(x): return x + {row['entry'][4:]}\n```"
@@ -138,7 +113,7 @@ def test_a_part_is_made_on_first_use_and_an_unknown_one_is_answered_with_those_t
     said = capfd.readouterr().out
     assert "a random llada of 147,776 parameters. This shows that a recipe runs; nothing can be learnt" in said
     assert len(data.load(tmp_path / "gsm8k", "train")) == 16 and len(data.load(tmp_path / "gsm8k", "val")) == 8
-    with pytest.raises(SystemExit, match="makes llada, .*, gemma2, a2d, gsm8k, .*; asked for was mamba"):
+    with pytest.raises(SystemExit, match="makes llada, .*, gemma2, a2d, gsm8k, .*acecode; asked for was mamba"):
         tiny.main(["mamba"])
 
 

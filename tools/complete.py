@@ -21,6 +21,7 @@ import config
 import data
 import sample
 from checkpoints import checkpoint, huggingface
+from data import chats
 from loop import runs
 from sample import Plan
 from system import sections, sharding, terminal, unknown
@@ -67,7 +68,7 @@ def read_rows(options):
     if options.data:
         path = data.find(options.data)
         rows = data.read_rows(path) if path.is_file() else data.load(options.data, "val")
-        if path.name.endswith((".txt", ".txt.gz")):  # for training such a file is pages of whole lines
+        if path.suffix == ".txt":  # for training such a file is pages of whole lines
             lines = "".join(page["completion"] for page in rows).splitlines()
             rows = [{"prompt": line} for line in lines if line.strip()]
     return [row for row in rows for _ in range(options.n)]
@@ -98,14 +99,14 @@ def encode_rows(options, rows, loaded):
         typed = vars(options)[key]
         chat.append(loaded.trained.get(key) if typed is None else config.parse(key, typed, str | None))
     name, system, instruction = chat
-    template = data.chat(name, system, tok, instruction)
+    template = chats.template(name, system, tok, instruction)
     holes = "none" if name else "mask" if options.data or template else "auto"
     prompts = []
     for row in rows:
         if row["prompt"] and row.get("masked"):
             raise ValueError("a row has a prompt before a text with masks: put both into masked, or evaluate with "
                              "train.py --eval_only=True")  # fmt: skip
-        text = row.get("masked") or data.prompt_text(row, template)
+        text = row.get("masked") or (template(row["prompt"]) if template else row["prompt"])
         ids, start = encode(text, tok, cfg.mask_id, holes, options.max_new_tokens)
         if start and loaded.trained.get("fill_in"):
             raise ValueError(f"{loaded.folder} fills in texts in place: write a _ for each token that is missing")

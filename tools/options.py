@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
         r"two, is_prime none; \_ is an underscore); with a chat template nothing is a hole"
     )
     folders = "out_dir of a run (its best checkpoint), a step-... in it, or a Hugging Face folder with a tokenizer"
-    rows = "rows to complete: .jsonl, .json, .txt with one prompt per line (all also .gz), or a data set (its val rows)"
+    rows = "rows to complete: .jsonl, .json, .txt with one prompt per line, or a data set (its val rows)"
     export = "only write the model, adapters (LoRA) merged into its weights, and its tokenizer to a Hugging Face folder"
     family = "family of the model, if config.json says another, as in --checkpoint.open_as=Dream"
     bits = "matrices of the layers in 8 or 4 bits; default: as in training"

@@ -3,17 +3,13 @@ Make tiny stand-ins for real models and data, to try recipes on:
 
     python train.py config/llada_gsm8k_grpo.py --model=tiny        # makes what it needs
     python data/tiny/prepare.py llada gsm8k                        # makes these two
-    python train.py config/llada_gsm8k_grpo.py --model=random      # random, of the true shape: what it costs
 
 A model is random, with two layers, in the files of its family. Its data are a few rows in the format of the real ones.
 Each gets a folder here. They show on a laptop, in a minute, that a recipe runs from its chat template to its last
-checkpoint; nothing can be learnt from them. A folder with the name of a recipe (llada_gsm8k_grpo) is such a model in
-the shape of the real one: its weights, up to 8 billion, are not stored but made when they are read.
+checkpoint; nothing can be learnt from them.
 """
 import json
-import math
 import random
-import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -28,15 +24,13 @@ from checkpoints import huggingface
 from data import bpe, byte_merges, foreign, learn
 from data.acecode import prepare as real_acecode
 from data.countdown_tasks import prepare as real_countdown
-from system import disk, drawn, files, sections, sharding
+from system import files, sections, sharding
 from variants import blocks, gemma, moe
 
 HERE = Path(__file__).parent
 SIZE = dict(n_layer=2, n_head=4, d_model=64, d_ff=128)
 VOCAB = 640  # bytes and merges, before the special tokens
 LLAMA3 = foreign.QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-RECIPES = "llada_gsm8k_grpo", "diffucoder_grpo", "dream_countdown_grpo", "llama_gsm8k_grpo", "gemma2_gsm8k_grpo"
-INDEX = "model.safetensors.index.json"
 GEMMA = ("{{ bos_token }}{% for m in messages %}<start_of_turn>{{ {'assistant': 'model'}.get(m.role, m.role) }}\n"
          "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
          "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}")
@@ -202,29 +196,11 @@ def checkpoint(folder, name):
     return sum(x.size for x in jax.tree.leaves(params))
 
 
-def shapes_of_recipe(folder, recipe):
-    """Write a random model in the shape of a recipe's real one, without its weights -> the number of its parameters."""
-    defined = runpy.run_path(str(HERE.parents[1] / "config" / f"{recipe}.py"))
-    name = Path(defined["tiny"]["init_from"]).name
-    tok = tokenizer(name)
-    cfg = shape_of(name, tok, **defined["shape"])
-    params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, "bfloat16"), model.shapes(cfg),
-                          is_leaf=lambda x: isinstance(x, tuple))  # fmt: skip
-    files = huggingface.model_files(params, cfg)
-    tensors = {x.name: x.like.shape for file in files.values() if isinstance(file, list) for x in file}
-    index = {"weight_map": dict.fromkeys(tensors, drawn.FILE)}
-    disk.write_files(folder, {"config.json": files["config.json"], drawn.FILE: tensors, INDEX: index})
-    write_tokenizer(Path(folder), tok, name)
-    return sum(math.prod(shape) for shape in tensors.values())
-
-
 def make(name):
     """Make the folder of a model or a data set, which appears whole, and print what it is."""
     making, said = HERE / f".{name}", "a few rows in the format of the real data"
     shutil.rmtree(making, ignore_errors=True)
-    if name in RECIPES:
-        said = f"a random model of {shapes_of_recipe(making, name):,} parameters, which are made when they are read"
-    elif name in MODELS:
+    if name in MODELS:
         said = (f"a random {name} of {checkpoint(making, name):,} parameters. This shows that a recipe runs; nothing "
                 "can be learnt from it")  # fmt: skip
     else:
@@ -236,7 +212,7 @@ def make(name):
 
 
 def main(names):
-    known = [*MODELS, *ROWS, *RECIPES]
+    known = [*MODELS, *ROWS]
     if not names or not set(names) <= set(known):
         raise SystemExit(f"data/tiny makes {', '.join(known)}; asked for was {' '.join(names) or 'nothing'}")
     for name in names:
