@@ -12,8 +12,9 @@ own folder or file:
     .parquet    rows, read by pyarrow
     ORG/NAME    a data set of huggingface.co, or a part of one, ORG/NAME/PART, downloaded by huggingface_hub
 
-Rows of GSM8K and of documents ("text") are recognised by their columns (known.py); the keys prompt_key, completion_key,
-... name the columns of other data sets. Preference rows {"prompt", "chosen", "rejected"} stay as they are.
+Rows of GSM8K, of chats ("messages") and of documents ("text") are recognised by their columns (known.py); the keys
+prompt_key, completion_key, ... name the columns of other data sets. A prompt can be a list of chat messages. Preference
+rows {"prompt", "chosen", "rejected"} stay as they are.
 """
 
 import collections
@@ -33,10 +34,11 @@ import numpy as np
 
 from data import bpe
 from data.bpe import Tokenizer
+from system import sections
 from system.files import regular_file
 from system.terminal import quote
 
-__all__ = ["Tokenizer", "batch_indices", "encode", "load", "tokenizer"]
+__all__ = ["Tokenizer", "batch_indices", "chat", "encode", "load", "tokenizer"]
 ROOT = Path(__file__).parent
 Row = dict[str, Any]
 SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}  # the names of their files, GSM8K's among them
@@ -270,10 +272,11 @@ def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
     row |= {ours: row[theirs] for ours, theirs in (names or {}).items() if theirs in row}
     if is_number(row.get("answer")):
         row["answer"] = str(row["answer"])
-    if "prompt" not in row:
+    if not is_text(row.get("prompt")):
         from data import known  # a data set of ours needs none of it
 
-        row = known.from_format(row)
+        row = row if "prompt" in row else known.from_format(row)
+        row = known.from_chat(row) if isinstance(row["prompt"], list) else row
     if "test_cases" in row:
         row["tests"] = row.pop("test_cases")
     if isinstance(row.get("difficulty"), str):
@@ -309,6 +312,51 @@ COLUMNS: dict[str, tuple[Callable[[Any], bool], str]] = dict.fromkeys(TEXTS, (is
 }
 
 
+# ---- chat ------------------------------------------------------------------------------------------------------------
+
+
+def writer(name):
+    """Make the writer of turns that has this name in chats.py, which is loaded when it writes."""
+
+    def write(turns):
+        from data import chats  # a puzzle is its own prompt
+
+        return getattr(chats, name)(turns)
+
+    return write
+
+
+CHAT: dict[str | None, Any] = {name: writer(name or "plain") for name in (None, "chatml", "llada", "llama3", "gemma")}
+
+
+def chat(
+    name: str | None, system: str | None, tok: Tokenizer, instruction: str | None = None
+) -> Callable[..., str] | None:
+    """Return template(prompt, earlier turns), which writes the text with special tokens; None if nothing is added.
+
+    name: a key of CHAT
+    system: the system prompt; None: the usual one of the template, if it has one
+    instruction: text before every prompt in its turn, or around it if it contains {prompt}
+    """
+    if name is None and instruction is None:
+        return None
+    if name not in CHAT:
+        sections.refuse("texts.chat_template", name, CHAT)
+    from data import chats
+
+    return chats.template(name, CHAT[name], system, tok, instruction)
+
+
+def prompt_text(row: Row, template: Callable[..., str] | None = None) -> str:
+    """Write the text that a model is prompted with. template: from `chat`."""
+    turns = row["messages_before"] if "messages_before" in row else ()
+    if turns and not template:
+        from data import chats
+
+        chats.refuse(turns)
+    return template(row["prompt"], turns) if template else row["prompt"]
+
+
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
@@ -338,7 +386,7 @@ def encode(
     Prompts are padded on the left, where valid is False, so that every completion begins at `prompt_len`. Its end of
     text is repeated to the end of the row, as in LLaDA's SFT: these positions are filled, too, so the model learns to
     stop. A row without a completion gets masks. Rows that do not fit are left out; only text without a prompt is cut,
-    into windows of completion_len. template: from `chats.template`.
+    into windows of completion_len. template: from `chat`.
     """
     examples, notes = fitting(rows, tok, prompt_len, completion_len, template)
     tokens = np.full((len(examples), prompt_len + completion_len), tok.eos_id, np.int32)
@@ -358,7 +406,7 @@ def fitting(rows, tok, prompt_len, completion_len, template):
     """Encode the rows that fit -> [(index of the row, prompt, completion or a window of it)], notes."""
     examples, notes, long_prompts, long_completions = [], collections.Counter(), [], []
     for i, row in enumerate(rows):
-        prompt = tok.encode(template(row["prompt"]) if template else row["prompt"], bool(template), mask=False)
+        prompt = tok.encode(prompt_text(row, template), bool(template), mask=False)
         prompt = tok.add_bos(prompt) if prompt else prompt  # a window of a document is not its beginning
         completion = tok.encode(row["completion"]) if "completion" in row else [tok.mask_id] * completion_len
         windows = [completion[j : j + completion_len] for j in range(0, len(completion), completion_len)] or [[]]

@@ -1,64 +1,51 @@
 """
-How prompts are written for models that were taught a format. A writer takes a system prompt (None: the usual one, if
-there is one) and a prompt, and returns the text that asks for an answer.
+How chats are written for models that were taught a format. A writer takes turns [(role, text), ...], the last by the
+user, and returns the text that asks for an answer; data.CHAT has the names of all.
 """
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
-from data.bpe import Tokenizer
-from system import sections
-
-
-def plain(system, prompt):
-    """Write the prompt alone, for a base model."""
-    return prompt
+from system.terminal import quote
 
 
-def chatml(system, prompt):
-    """Write a prompt as Qwen2, Dream, DiffuCoder and SmolLM2 were taught to read it."""
-    system = "You are a helpful assistant." if system is None else system
-    return (f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{prompt}<|im_end|>\n"
-            "<|im_start|>assistant\n")  # fmt: skip
+def plain(turns):
+    """Write the last turn alone, for a base model."""
+    return turns[-1][1]
 
 
-def headers(first, system, prompt):
-    """Write turns with a header each, without a usual system prompt, after the token `first` (LLaDA, Llama 3)."""
-    turns = [("user", prompt)] if system is None else [("system", system), ("user", prompt)]
+def chatml(turns):
+    """Write turns as Qwen2, Dream, DiffuCoder and SmolLM2 were taught to read them, up to the model's answer."""
+    first = [] if turns[0][0] == "system" else [("system", "You are a helpful assistant.")]
+    written = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in [*first, *turns])
+    return f"{written}<|im_start|>assistant\n"
+
+
+def headers(first, turns):
+    """Write turns with a header each, without a default system prompt, after the token `first` (LLaDA, Llama 3)."""
     written = [f"<|start_header_id|>{role}<|end_header_id|>\n\n{text.strip()}<|eot_id|>" for role, text in turns]
     return f"{first}{''.join(written)}<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
-def gemma(system, prompt):
-    """Write a prompt as Gemma 2 reads it. It has no system role: a system prompt stands before the question."""
-    text = prompt if system is None else f"{system}\n\n{prompt}"
-    return f"<bos><start_of_turn>user\n{text.strip()}<end_of_turn>\n<start_of_turn>model\n"
+llada = functools.partial(headers, "<|startoftext|>")  # LLaDA-Instruct
+llama3 = functools.partial(headers, "<|begin_of_text|>")  # Llama-3-Instruct
 
 
-CHAT: dict[str | None, Callable[[str | None, str], str]] = {
-    None: plain,
-    "chatml": chatml,
-    "llada": functools.partial(headers, "<|startoftext|>"),  # LLaDA-Instruct
-    "llama3": functools.partial(headers, "<|begin_of_text|>"),  # Llama-3-Instruct
-    "gemma": gemma,
-}
+def gemma(turns):
+    """Write turns as Gemma 2 reads them. It has no system role: a system prompt stands before the first question."""
+    if turns[0][0] == "system":
+        turns = [(turns[1][0], f"{turns[0][1]}\n\n{turns[1][1]}"), *turns[2:]]
+    written = [
+        f"<start_of_turn>{'model' if role == 'assistant' else role}\n{text.strip()}<end_of_turn>\n"
+        for role, text in turns
+    ]
+    return f"<bos>{''.join(written)}<start_of_turn>model\n"
 
 
-def template(
-    name: str | None, system: str | None, tok: Tokenizer, instruction: str | None = None
-) -> Callable[[str], str] | None:
-    """Return template(prompt), which writes the text with special tokens; None if nothing is added.
-
-    name: a key of CHAT
-    system: the system prompt; None: the usual one of the template, if it has one
-    instruction: text before every prompt in its turn, or around it if it contains {prompt}
-    """
-    if name is None and instruction is None:
-        return None
-    if name not in CHAT:
-        sections.refuse("texts.chat_template", name, CHAT)
-    write = CHAT[name]
-    lacking = set(re.findall(r"<\|\w+\|>|<\w+>", write(None, ""))) - tok.specials.keys()
+def template(name, write, system, tok, instruction):
+    """Make what data.chat returns. write: the writer of this name."""
+    lacking = set(re.findall(r"<\|\w+\|>|<\w+>", write([("user", "")]))) - tok.specials.keys()
     if lacking:
         raise ValueError(
             f"texts.chat_template={name!r} writes {', '.join(sorted(lacking))}, which this tokenizer does not "
@@ -66,4 +53,20 @@ def template(
         )
     form = instruction or ""
     form = form if "{prompt}" in form else form + "{prompt}"
-    return lambda prompt: write(system, form.replace("{prompt}", prompt))
+
+    def template(prompt, turns=()):
+        if turns and name is None:
+            refuse(turns)
+        first = [] if system is None or turns and turns[0]["role"] == "system" else [("system", system)]
+        before = [(turn["role"], turn["content"]) for turn in turns]
+        return write([*first, *before, ("user", form.replace("{prompt}", prompt))])
+
+    return template
+
+
+def refuse(turns: Sequence[Any]) -> NoReturn:
+    """Raise the error for a row with earlier turns where no template says how they are written."""
+    raise ValueError(
+        f"a row has messages before its prompt, the first is {quote(turns[0])}: how they are written "
+        "is up to the model, so set texts.chat_template"
+    )

@@ -14,7 +14,6 @@ import numpy as np
 from tqdm import tqdm
 
 import data
-from data import chats
 from data.bpe import Tokenizer
 from system import sections
 
@@ -32,7 +31,7 @@ class Keys(sections.Section):
     limit: float | None = sections.key(None, "largest number of train rows; below 1: a fraction of them; None: all",
                                        sections.POSITIVE)  # fmt: skip
     chat_template: str | None = sections.key(None, "format of prompts; chatml is that of Dream and Qwen",
-                                             choices=chats.CHAT)  # fmt: skip
+                                             choices=data.CHAT)  # fmt: skip
     system_prompt: str | None = sections.key(None, "system message of the template; None: its usual one")
     instruction: str | None = sections.key(None, 'text before every prompt, in its turn; or around it, as in '
                                            '"{prompt} Think."')  # fmt: skip
@@ -44,9 +43,9 @@ class Keys(sections.Section):
 
 
 def template_of(cfg: Any, tok: Tokenizer) -> Callable[..., str] | None:
-    """Return what writes the prompts of a run, see `chats.template`."""
+    """Return what writes the prompts of a run, see data.chat."""
     keys = Keys.of(cfg)
-    return chats.template(keys.chat_template, keys.system_prompt, tok, keys.instruction)
+    return data.chat(keys.chat_template, keys.system_prompt, tok, keys.instruction)
 
 
 def rows_of_steps(rows: list[dict[str, Any]], cfg: Any) -> Callable[[int], np.ndarray]:

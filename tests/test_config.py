@@ -22,7 +22,7 @@ import model
 import rewards
 import sample
 from checkpoints import older
-from data import chats, texts
+from data import texts
 from loop import help, memory, same_run, start
 from system import sections
 from variants import blocks, curriculum, gemma, lora, moe
@@ -221,7 +221,7 @@ def test_one_message_gives_our_names_for_every_key_of_another_programs_command(f
 
 
 @pytest.mark.parametrize("offers, key", [(diffusion.ESTIMATORS, "logp_est"), (grpo.LOSSES, "loss_type"),
-                                         (grpo.KLS, "kl_est"), (chats.CHAT, "texts.chat_template")])  # fmt: skip
+                                         (grpo.KLS, "kl_est"), (data.CHAT, "texts.chat_template")])  # fmt: skip
 def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key, monkeypatch):
     with pytest.raises(ValueError, match=f"{key.removeprefix('texts.')}='mine': one of .*, {[*offers][-1]}"):
         shared.run(**{key: "mine"})
@@ -229,9 +229,9 @@ def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key
     assert config.flatten(shared.run(**{key: "mine"}))[key] == "mine"
     text = help.help_text(everything=True)  # which loads all variants, so that their names are there, too
     assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", text, re.M)
-    if offers is chats.CHAT:
-        monkeypatch.setitem(chats.CHAT, "mine", lambda system, prompt: f"<{prompt}>")
-        assert chats.template("mine", None, data.Tokenizer.bytes(), "Say ")("a") == "<Say a>"
+    if offers is data.CHAT:
+        monkeypatch.setitem(data.CHAT, "mine", lambda turns: f"<{turns[-1][1]}>")
+        assert data.chat("mine", None, data.Tokenizer.bytes(), "Say ")("a") == "<Say a>"
 
 
 def test_the_number_of_views_is_that_of_the_estimator(monkeypatch):

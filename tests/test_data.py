@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import config
 import data
-from data import chats, learn, making, readers
+from data import learn, making, readers
 from data import texts as encoded_texts
 from data.acecode import prepare as acecode
 from data.code import prepare as code
@@ -226,7 +226,16 @@ def test_the_tokenizer_of_a_folder_is_its_own_or_bytes_and_a_prepare_of_somebody
 # ---- the formats ----
 
 
+def turn(role, text):
+    return {"role": role, "content": text}
+
+
 SOLVED = "600+600 = <<600+600=1200>>1200\n#### 1,200"
+BEFORE = [turn("system", "Add."), turn("user", "1+1"), turn("assistant", "2")]
+CHAT = [*BEFORE, turn("user", "2+3"), turn("assistant", "5")]
+OF_CHAT = {"prompt": "2+3", "completion": "5", "messages_before": BEFORE}
+PARTS = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1"}]
+Q, A = turn("user", "q"), turn("assistant", "a")
 
 
 @pytest.mark.parametrize("row, ours", [
@@ -234,6 +243,11 @@ SOLVED = "600+600 = <<600+600=1200>>1200\n#### 1,200"
     ({"question": "2+3?", "answer": 5}, {"prompt": "2+3?", "completion": "5", "answer": "5"}),
     ({"prompt": "Mine.", "question": "Add.", "test_cases": ["assert f(1)"]},
      {"prompt": "Mine.", "question": "Add.", "tests": ["assert f(1)"]}),
+    ({"messages": CHAT}, OF_CHAT), ({"prompt": CHAT}, OF_CHAT), ({"messages": [Q, A], "n": 1}, {"prompt": "q"}
+     | {"completion": "a", "n": 1}),
+    ({"prompt": CHAT[:-1], "completion": CHAT[-1:]}, OF_CHAT), ({"prompt": [Q]}, {"prompt": "q"}),
+    ({"prompt": [{"role": "user", "content": PARTS}], "completion": [{"role": "assistant", "content": PARTS[1:]}]},
+     {"prompt": "1+1", "completion": "1"}),
     ({"text": "Once."}, {"prompt": "", "completion": "Once."}),
     *((row, row) for row in ({"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "score": 0.5})),
     ({"prompt": "a", "test_cases": ["assert f(1)"], "answer": 5, "completion": None, "own": [1]},
@@ -251,7 +265,8 @@ def test_rows_of_the_known_formats_are_recognised(row, ours, tmp_path):
     ({"query": "q", "response": "a"}, dict(prompt="query", completion="response"),
      {"prompt": "q", "completion": "a"}),  # MetaMathQA
     ({"question": "Add.", "test_cases": ["assert f(1)"]}, dict(prompt="question"),
-     {"prompt": "Add.", "tests": ["assert f(1)"]})])
+     {"prompt": "Add.", "tests": ["assert f(1)"]}),
+    ({"conversations": CHAT}, dict(prompt="conversations"), OF_CHAT)])
 def test_other_data_sets_are_answered_with_the_keys_that_name_their_columns(row, names, ours, tmp_path):
     path = file(tmp_path, "a.jsonl", jsonl([row, row]))
     said = f"line 1: no prompt; .*found {', '.join(row)}; for other names train.py has --texts.prompt_key=COL"
@@ -286,13 +301,26 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n
     ("a.jsonl", {"foo": 1, "bar": 2},
      "found foo, bar; for other names train.py has --texts.prompt_key=COLUMN"),
     ("a.jsonl", {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "b"}, "found chosen, rejected; for other names"),
-    ("a.jsonl", {"messages": []}, "found messages; .*such as a chat, rewrite as rows"),
-    ("a.jsonl", {"prompt": [{"role": "user", "content": "2+3"}]}, "prompt should be a string, found list"),
+    ("a.jsonl", {"prompt": [turn("system", "Add.")]}, "the last to speak before the model should be the user"),
+    ("a.jsonl", {"prompt": []}, "the last to speak before"), ("a.jsonl", {"prompt": ["2+3"]}, "text or a list of"),
+    ("a.jsonl", {"prompt": [{"role": "user"}]}, "a prompt is text or a list of"),
+    ("a.jsonl", {"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]}, "of type text, found dict .*image"),
 ])
 def test_what_cannot_be_read_is_answered_with_what_was_expected(tmp_path, name, content, message):
     content = json.dumps(content) if isinstance(content, dict) else content
     with pytest.raises(ValueError, match=message):
         data.load(file(tmp_path, name, content), "train")
+
+
+def test_messages_before_a_prompt_need_a_chat_template():
+    template = data.chat("chatml", "Be brief.", CHATTY)
+    ids = data.encode([OF_CHAT], CHATTY, 300, 9, template)[0].tokens[0]
+    assert CHATTY.decode(ids, specials=True).replace("<|pad|>", "").startswith(
+        "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+        "<|im_start|>user\n2+3<|im_end|>\n<|im_start|>assistant\n5")
+    for bare in None, data.chat(None, None, CHATTY, "Add: "):
+        with pytest.raises(ValueError, match="a row has messages before its prompt.*set texts.chat_template"):
+            data.encode([OF_CHAT], CHATTY, 300, 9, bare)
 
 
 def test_rows_of_countdown_are_scored(tmp_path, monkeypatch, capsys):
@@ -452,7 +480,7 @@ CHATTY = data.Tokenizer(
                      "<|start_header_id|>assistant<|end_header_id|>\n\n"),
 ])
 def test_a_chat_template_writes_what_the_model_was_taught_to_read(name, system, expected):
-    template = chats.template(name, system, CHATTY)
+    template = data.chat(name, system, CHATTY)
     assert template(" Hi?\n") == expected
     arrays, *_ = data.encode([{"prompt": " Hi?\n", "completion": "a<|eos|>"}], CHATTY, 200, 9, template)
     tokens = arrays.tokens[0]
@@ -461,19 +489,19 @@ def test_a_chat_template_writes_what_the_model_was_taught_to_read(name, system, 
 
 
 def test_what_looks_like_a_special_token_in_a_row_is_text():
-    template = chats.template("chatml", None, CHATTY)
+    template = data.chat("chatml", None, CHATTY)
     ids = data.encode([{"prompt": "a<|mask|>b", "completion": "c"}], CHATTY, 200, 9, template)[0].tokens[0]
     assert CHATTY.mask_id not in ids and "user\na<|mask|>b<|im_end|>" in CHATTY.decode(ids, specials=True)
-    assert chats.template(None, "unused", CHATTY) is None
+    assert data.chat(None, "unused", CHATTY) is None
     rows = [{"prompt": "<|mask|>", "completion": "<|eos|>"}]
     assert CHATTY.decode(data.encode(rows, CHATTY, 8, 8)[0].tokens[0]) == "<|mask|><|eos|>"
 
 
 def test_an_instruction_stands_before_every_prompt_in_its_turn():
-    bare = chats.template("llada", None, CHATTY)
+    bare = data.chat("llada", None, CHATTY)
     for instruction, prompt in {"Add.\n\n": "Add.\n\n2+3", "Q: {prompt} A": "Q: 2+3 A"}.items():
-        assert chats.template("llada", None, CHATTY, instruction)("2+3") == bare(prompt)
-    assert chats.template(None, None, CHATTY, "Add: ")("2+3") == "Add: 2+3"
+        assert data.chat("llada", None, CHATTY, instruction)("2+3") == bare(prompt)
+    assert data.chat(None, None, CHATTY, "Add: ")("2+3") == "Add: 2+3"
 
 
 @pytest.mark.parametrize("name, tok, message", [
@@ -483,7 +511,7 @@ def test_an_instruction_stands_before_every_prompt_in_its_turn():
 ])
 def test_a_template_that_the_model_was_not_taught_is_refused(name, tok, message):
     with pytest.raises(ValueError, match=message):
-        chats.template(name, None, tok)
+        data.chat(name, None, tok)
 
 
 @pytest.mark.parametrize("name", "train.jsonl tokenizer.json tokenizer_config.json vocab.json".split())
@@ -504,9 +532,10 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, tmp_path):
 def test_gemmas_template_is_its_own():
     tok = tiny.tokenizer("gemma2")
     theirs = pytest.importorskip("jinja2").Template(tiny.GEMMA)
-    assert chats.template("gemma", None, tok)("2+3 ") == theirs.render(
-        messages=[{"role": "user", "content": "2+3 "}], bos_token="<bos>", add_generation_prompt=True)
-    assert "user\nBe brief.\n\n2+3<end_of_turn>" in chats.template("gemma", "Be brief.", tok)("2+3")
+    turns = [turn("user", "1+1"), turn("assistant", "2")]
+    assert data.chat("gemma", None, tok)("2+3 ", turns) == theirs.render(
+        messages=[*turns, turn("user", "2+3 ")], bos_token="<bos>", add_generation_prompt=True)
+    assert "user\nBe brief.\n\n2+3<end_of_turn>" in data.chat("gemma", "Be brief.", tok)("2+3")
 
 
 def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
@@ -789,6 +818,16 @@ def test_a_python_without_its_library_is_told_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(SystemExit, match="too few sources.*--dataset=FILE.txt"):
         text.documents()
+
+
+def test_prompts_of_grpo_keep_the_messages_before_them(tmp_path):
+    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
+    row = {"prompt": turns, "completion": "2"}
+    rows = file(tmp_path, "mine.jsonl", jsonl([row] * 3))
+    cfg = shared.run(dataset=rows, max_prompt_len=120, **{"texts.chat_template": "chatml"})
+    wanted = "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n"
+    asked = encoded_texts.encode_split(cfg, CHATTY, "train", with_completions=False)
+    assert CHATTY.decode(asked.tokens[0, :120], specials=True).replace("<|pad|>", "") == wanted
 
 
 def test_preferences_without_the_objective_of_a_judge_are_told_of_it():

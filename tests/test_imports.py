@@ -309,7 +309,7 @@ ONLY_IF_ASKED_FOR = of("tools/", FILES) | of("judges/sandbox/", FILES) | set("""
     judges/formats judges/answers judges/model_judge judges/own variants/judge system/helper
     checkpoints/families checkpoints/foreign checkpoints/adapters checkpoints/adapt checkpoints/resume system/recipe
     loop/same_run system/placement system/cudnn system/top_p system/unknown loop/in_memory
-    data/foreign data/known data/readers data/learn data/making data/byte_merges
+    data/foreign data/template data/known data/readers data/learn data/making data/chats data/byte_merges
     data/hub""".split())
 
 

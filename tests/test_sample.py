@@ -21,7 +21,6 @@ import diffusion
 import model
 import sample
 from checkpoints import checkpoint, huggingface
-from data import chats
 from sample import Plan, generate, row_keys
 from system import kernels, sharding, terminal
 from system.top_p import nucleus
@@ -783,7 +782,7 @@ def test_a_causal_model_without_a_mask_continues_a_prompt_with_any_of_its_ids(ca
 def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causal, capsys):
     path, params, cfg, tok = causal
     said = lambda prompt: terminal.visible(continued(params, cfg, tok, prompt, 6)) + "\n"
-    answer = lambda system, prompt: said(chats.template("chatml", system, tok)(prompt))
+    answer = lambda system, prompt: said(data.chat("chatml", system, tok)(prompt))
     ask = lambda *flags, prompt="3_1": run(capsys, path, f"--prompt={prompt}", "--max_new_tokens=6", *flags)
     assert ask("--texts.chat_template=chatml")[1] == answer(None, "3_1")  # and a _ is no hole there
     typed = ask("--texts.chat_template=chatml", prompt="a<|mask|>b")[1]  # nor is a <|mask|>

@@ -21,7 +21,6 @@ import config
 import data
 import sample
 from checkpoints import checkpoint, huggingface
-from data import chats
 from loop import runs
 from sample import Plan
 from system import sections, sharding, terminal, unknown
@@ -99,14 +98,14 @@ def encode_rows(options, rows, loaded):
         typed = vars(options)[key]
         chat.append(loaded.trained.get(key) if typed is None else config.parse(key, typed, str | None))
     name, system, instruction = chat
-    template = chats.template(name, system, tok, instruction)
+    template = data.chat(name, system, tok, instruction)
     holes = "none" if name else "mask" if options.data or template else "auto"
     prompts = []
     for row in rows:
         if row["prompt"] and row.get("masked"):
             raise ValueError("a row has a prompt before a text with masks: put both into masked, or evaluate with "
                              "train.py --eval_only=True")  # fmt: skip
-        text = row.get("masked") or (template(row["prompt"]) if template else row["prompt"])
+        text = row.get("masked") or data.prompt_text(row, template)
         ids, start = encode(text, tok, cfg.mask_id, holes, options.max_new_tokens)
         if start and loaded.trained.get("fill_in"):
             raise ValueError(f"{loaded.folder} fills in texts in place: write a _ for each token that is missing")
