@@ -21,8 +21,7 @@ class Keys(sections.Section):
 
     def between_keys(self, c):
         yield (c.objective != "pretrain" or not c.init_from,
-               "adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', now "
-               f"init_from={c.init_from!r}, objective={c.objective!r}")  # fmt: skip
+               "adapt=True makes a denoiser of a causal model: set init_from to it, and objective='pretrain'")
 
 
 def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> tuple[dict, ModelConfig]:

@@ -33,11 +33,6 @@ class Keys(sections.Section):
     keep: int = sections.key(2, "number of newest checkpoints to keep, in addition to the best one",
                              sections.POSITIVE_INT)  # fmt: skip
 
-    def between_keys(self, c):
-        yield (self.open_as and (c.init_from or "").endswith(".py"),
-               f"checkpoint.open_as={self.open_as!r} is for other people's folders: a run, as of "
-               f"init_from={c.init_from!r}, writes its own model under the right family")  # fmt: skip
-
 
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 WRITING = ".writing"  # the folder in out_dir of a checkpoint that is being written or deleted

@@ -324,27 +324,18 @@ def between_keys(c):
     """Yield (True if wrong, message) for everything that has to hold between keys."""
     deciding, reinforces = c.rewards + c.eval_rewards, c.objective == "grpo"
     rows, parts = minibatch(c) if reinforces else c.batch_size, c.gradient_accumulation_steps
-    freezing = [settings.variant_of(section) for section in c.use if section.freezes]
     yield from (
-        (len(freezing) > 1, f"{' and '.join(freezing)} each train parameters of their own: leave one out"),
         (reinforces and not (c.init_from or c.resume or c.eval_only),
          "objective='grpo' needs init_from: a folder, or the config file that trains what it starts from"),
         (rows % parts, f"gradient_accumulation_steps={parts} must divide "
          f"{f'the {rows} completions per update' if reinforces else f'batch_size={rows}'}: "
          f"--gradient_accumulation_steps={math.gcd(rows, parts)} does"),
         (c.rule == "quota" and c.diffusion_steps > max(c.max_new_tokens, Config.diffusion_steps),
-         f"diffusion_steps={c.diffusion_steps}: the {c.max_new_tokens} tokens of max_new_tokens={c.max_new_tokens} are "
-         f"filled in at most as many steps: diffusion_steps={c.max_new_tokens}"),
-        (c.judge_from and "judge" not in deciding,
-         f"judge_from={c.judge_from!r} is for the reward judge, but rewards are "
-         f"{', '.join(deciding) or 'none'}"),
+         f"diffusion_steps={c.diffusion_steps}: max_new_tokens={c.max_new_tokens} are filled in at most as many steps"),
         (reinforces and "judge" in deciding and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
-        (c.base and not (c.init_from or "").endswith(".py"),
-         f"base={c.base} is for the config file in init_from, now {c.init_from!r}"),
         (c.reward_weights and len(c.reward_weights) != len(c.rewards),
-         f"reward_weights={c.reward_weights} has {len(c.reward_weights)} numbers for {len(c.rewards)} rewards "
-         f"{c.rewards}"),
+         f"reward_weights={c.reward_weights} has {len(c.reward_weights)} numbers for {len(c.rewards)} rewards"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
          f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
         (c.init_from and not (c.resume or c.eval_only) and is_inside(c.init_from, c.out_dir),
@@ -356,10 +347,9 @@ def between_keys_of_grpo(c):
     """Return a pair (True if wrong, message) for each thing that has to hold between the keys of grpo."""
     updated, size, views, chunk = n_update(c), minibatch(c), n_views(c), c.logp_chunk
     micro = size // c.gradient_accumulation_steps
-    all_of_them = f"batch_size={c.batch_size} x group_size={c.group_size} = {c.batch_size * c.group_size} completions"
-    of = all_of_them if updated == c.batch_size * c.group_size else f"keep_completions={updated}"
     return (
-        (updated % size, f"minibatch_size={size} must divide {of}: --minibatch_size={math.gcd(size, updated)} does"),
+        (updated % size, f"minibatch_size={size} must divide the {updated} completions that learn: "
+         f"--minibatch_size={math.gcd(size, updated)} does"),
         (chunk and (micro * views % chunk or updated * views % chunk),
          f"logp_chunk={chunk} must divide the {micro * views} masked copies of a micro-batch: {micro} completions x "
          f"{views} views"),
@@ -369,32 +359,33 @@ def between_keys_of_grpo(c):
         (c.early_end and c.score_after_end,
          "early_end=True samples nothing after an end of text, and score_after_end=True trains on that: leave one out"),
         (c.temperature == 0 or c.top_k == 1,
-         f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"),
-        (c.adv_norm == "mean" and c.reward_norm == "each",
-         "adv_norm='mean' divides the sum of the rewards by its mean, which reward_norm='each' ignores: set "
-         "reward_norm='sum'"))  # fmt: skip
+         f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"))
 
 
 def idle(c):
     """Yield (True if wrong, message) for keys that are set and would have no effect."""
-    grpo = c.objective == "grpo"
+    grpo, judged = c.objective == "grpo", "judge" in c.rewards + c.eval_rewards
     for section in c.use:
         name = variant_of(section)
         is_typed = any(key.startswith(f"{name}.") for key in c.typed)  # a recipe may inherit more than it uses
         yield (section.belongs_to and is_typed and name not in named_files(c), f"the keys of {name} change nothing "
                f"here, they are for {section.belongs_to}={name!r}: set that, or leave them out")  # fmt: skip
-    for keys, has_no_effect, why in (
-        ("threshold", c.rule == "quota", "here, it is for rule='threshold' or 'dynamic';"),
-        ("loss_norm", grpo, "here, it is for objective='pretrain';"),
+        yield (section.objective not in ("", c.objective),
+               f"{name} changes nothing with objective={c.objective!r}: leave it out")
+    for keys, has_no_effect, purpose in (
+        ("threshold", c.rule == "quota", "rule='threshold' or 'dynamic'"),
+        ("loss_norm", grpo, "objective='pretrain'"),
         ("mask_ratio_min mask_ratio_max", grpo and not c.fill_in and c.logp_est != "coupled",
-         "here, it is for fill_in=True or logp_est='coupled';"),
-        ("clip_low clip_high", grpo and c.ratio_level == "none",
-         "here, it is for a ratio: ratio_level='token' or 'sequence';"),
-        ("ref_from", grpo and not c.kl_beta, "here, it is for kl_beta above 0: without it there is no reference;"),
+         "fill_in=True or logp_est='coupled'"),
+        ("clip_low clip_high", grpo and c.ratio_level == "none", "a ratio: ratio_level='token' or 'sequence'"),
+        ("ref_from", grpo and not c.kl_beta, "kl_beta above 0: without it there is no reference"),
+        ("judge_from", not judged, "the reward 'judge'"),
+        ("base", not (c.init_from or "").endswith(".py"), "a config file in init_from"),
     ):  # fmt: skip
         for name in keys.split() if has_no_effect else ():
             value, default = getattr(c, name), getattr(Config, name)
-            yield value != default, f"{name}={value!r} changes nothing {why} leave it out or set {name}={default!r}"
+            yield value != default, (f"{name}={value!r} changes nothing here, it is for {purpose}; leave it out or set "
+                                     f"{name}={default!r}")
 
 
 def with_model(cfg: Config, shape: ModelConfig) -> Config:
@@ -407,16 +398,12 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
 
     where: whose model it is, for the message: "of config/sudoku_base.py"."""
     there, default = sections.flat(shape), sections.flat(ModelConfig())
-    wanted = sections.flat(c.model)
-    if lacking := sorted(wanted.keys() - there.keys()):
-        raise ValueError(f"{lacking[0]}={wanted[lacking[0]]}: the model {where} has no such variant; leave it out, "
-                         "or start from another")
-    for name, asked in wanted.items():
+    for name, asked in sections.flat(c.model).items():
         usual = default[name] if name in default else sections.default_of(name)
-        is_asked = name in c.typed or asked != usual
-        if name not in ("dtype", "remat") and is_asked and asked != there[name]:
-            raise ValueError(f"{name}={asked}, but the model {where} has {name}={there[name]}: leave {name} out, or "
-                             "start from another model")
+        is_asked = name in c.typed or asked != usual or name not in there
+        if name not in ("dtype", "remat") and is_asked and asked != there.get(name):
+            raise ValueError(f"{name}={asked}, but the model {where} has {name}={there.get(name)}: leave {name} out, "
+                             "or start from another model")  # fmt: skip
     of_variants = itertools.chain(*(section.fits(c, shape, where) for section in c.use))
     for wrong, message in (*between_keys_and_model(c, shape, where), *of_variants):
         if wrong:
@@ -428,12 +415,11 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
 
 def between_keys_and_model(c, shape, where):
     """Yield (True if wrong, message) for keys that depend on whether a model reads from left to right."""
-    what = ("one that reads from left to right, so its log-probs are known: take exact" if shape.causal else
-            "not causal: it sees the tokens that it should predict, so take coupled_elbo, elbo, trace, ...")
+    fit = "causal: take exact" if shape.causal else "not causal: take coupled_elbo, elbo, trace, ..."
     yield (c.objective == "grpo" and (c.logp_est == "exact") != shape.causal,
-           f"logp_est={c.logp_est!r}, but the model {where} is {what}")  # fmt: skip
+           f"logp_est={c.logp_est!r}, but the model {where} is {fit}")  # fmt: skip
     yield (shape.causal and c.score_after_end,
-           "score_after_end=True: what reads from left to right writes nothing after an end of text; leave it out")
+           "score_after_end=True: a causal model writes nothing after an end of text; leave it out")
 
 
 def is_inside(path: str, folder: str) -> bool:

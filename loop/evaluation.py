@@ -13,7 +13,6 @@ from tqdm import tqdm
 import config
 import data
 import diffusion
-import grpo
 import rewards
 import sample
 from data import texts
@@ -118,7 +117,8 @@ def pass_rates(
             metrics |= rate_metrics(name, scored, fns, eval_only, cfg)
         metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
         if n > 1 and fns:
-            add_rewards(samples, scored, cfg)
+            for sample_of_row, total in zip(samples, rewards.total_rewards(scored.rewards, cfg).tolist(), strict=True):
+                sample_of_row["rewards"] = total
     for sample_of_row, row in zip(samples, text.rows, strict=True):
         sample_of_row["columns"] = scoring_columns(row)
     return metrics, samples
@@ -130,16 +130,6 @@ def complete(params, key, text, cfg, temperature, n):
     plan = sample.plan(cfg, temperature)
     keys = [sample.row_keys(jax.random.fold_in(key, i), n_rows) for i in range(n)]
     return [sample.fill_rows(params, row_keys, arrays, cfg, plan, cfg.rollout_chunk or n_rows) for row_keys in keys]
-
-
-def add_rewards(samples, scored, cfg):
-    """Add the rewards and advantages of its completions to the sample of each row."""
-    settings = rewards.advantage_settings(scored.rewards, cfg)
-    adv = np.asarray(grpo.advantages(scored.rewards, **settings)).tolist()
-    totals = rewards.total_rewards(scored.rewards, cfg).tolist()
-    for shown, total, values in zip(samples, totals, adv, strict=True):
-        shown["rewards"] = total
-        shown["advantages"] = [round(value, 4) for value in values]
 
 
 def scoring_columns(row):

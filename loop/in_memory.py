@@ -59,14 +59,12 @@ def as_splits(rows):
             for split, names in data.SPLITS.items()
         }
     except TypeError:
-        splits = {"train": []}
-    if not splits["train"] or given.keys() - set(itertools.chain(*data.SPLITS.values())):
+        splits = {"train": [], "val": []}
+    too_few = len(splits["train"]) < 2 and not (splits["train"] and splits["val"])
+    if too_few or given.keys() - set(itertools.chain(*data.SPLITS.values())):
         raise ValueError(
-            f"rows={data.quote(rows)}: expected a list of rows, at least one, or {{'train': rows, 'val': rows}}"
+            f"rows={data.quote(rows)}: expected a list of two rows or more, or {{'train': rows, 'val': rows}}"
         )
-    if not splits["val"] and len(splits["train"]) == 1:
-        raise ValueError(f"rows: a single row, {data.quote(splits['train'][0])}, leaves none to evaluate: give "
-                         "two or more, or {'train': rows, 'val': rows}, which may be the same")  # fmt: skip
     if not splits["val"]:
         splits = {split: readers.held_out_part(splits["train"], split, "the list of rows") for split in splits}
     return splits

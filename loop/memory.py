@@ -101,8 +101,6 @@ def device_memory():
 
 def amount(x: float, unit: str = "B") -> str:
     """Format a number with a prefix: 1234567890, "FLOP" -> 1.2 GFLOP."""
-    if math.isinf(x):
-        return "too much"
     power = max((p for p in range(6) if x >= 1000**p), default=0)
     return f"{x / 1000**power:.{0 if power == 0 else 1}f} {' kMGTP'[power].strip()}{unit}"
 

@@ -85,7 +85,7 @@ def completions_of(row: dict) -> list[tuple[str, str]]:
     """List the completions in a row of samples.jsonl -> [(what it is and its reward, text)]."""
     out = []
     for name, texts in row.items():
-        if name in ("step", "prompt", "columns", "rewards", "advantages"):
+        if name in ("step", "prompt", "columns", "rewards"):
             continue
         rewards = row.get("rewards") if name == "sampled" else None
         for i, text in enumerate(texts if isinstance(texts, list) else [texts]):
@@ -140,7 +140,7 @@ def page(title: str, about: list[str], panels: list[Panel], done: bool, **more: 
     """Write the page of a run -> HTML.
 
     about: lines below the title. done: whether the page is final; else it loads itself again. more: result (a text),
-    warnings (texts), stages (from `stages`), group (from `telling_group`), evaluations (from `evaluations`) and keys
+    stages (from `stages`), group (from `telling_group`), evaluations (from `evaluations`) and keys
     [(name, value, default)].
     """
     curves = [{**panel._asdict(), "lines": [line._asdict() for line in panel.lines]} for panel in panels]

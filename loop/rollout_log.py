@@ -46,17 +46,12 @@ def length_metrics(rollout, cfg):
     tokens, completion = np.asarray(rollout.tokens), np.asarray(rollout.completion)
     length = rewards.written(tokens, completion, cfg.model.ends)
     ends = completion & np.isin(tokens, cfg.model.ends)
-    ends = cfg.fill_in | ends.any(1)  # with fill_in the end of a text is given
-    lengths = stats(length, "{}_length", "mean", "min", "max")
-    if ends.any():
-        lengths |= stats(length[ends], "{}_terminated_length", "mean", "min", "max")
-    lengths["terminated_frac"] = float(ends.mean())
-    lengths["clipped_ratio"] = float(1 - ends.mean())
-    lengths["repetition"] = repetition(tokens, np.asarray(rollout.counts))
-    metrics = {f"completions/{name}": value for name, value in lengths.items()}
-    metrics["tokens_per_pass"] = float(rewards.tokens_per_pass(rollout, cfg).mean())
-    metrics["steps_per_token"] = float(np.asarray(rollout.passes).mean()) / max(length.mean(), 1)
-    return metrics
+    return {
+        **stats(length, "completions/{}_length", "mean", "min", "max"),
+        "completions/terminated_frac": float((cfg.fill_in | ends.any(1)).mean()),  # with fill_in the end is given
+        "completions/repetition": repetition(tokens, np.asarray(rollout.counts)),
+        "tokens_per_pass": float(rewards.tokens_per_pass(rollout, cfg).mean()),
+    }
 
 
 def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
@@ -73,8 +68,6 @@ def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
         "reward_std": rewards.mean(spread),
         **stats(known, "reward/{}", "std", "min", "max"),
         "frac_reward_zero_std": float((adv == 0).all(1).mean()),
-        "adv/mean": float(adv.mean()),
-        "adv/std": float(adv.std()),
         "unique_completions": float(np.mean(np.array(different) / size)),
         "skipped": float(not len(known)),
     }

@@ -43,17 +43,12 @@ def check_early(cfg: Any) -> None:
         trained, eval_only = find_rewards(cfg, rows, judge=not_made_yet, coherence=not_made_yet)
         if split == "val":
             try_rewards(cfg, trained | eval_only, rows)
-        bare = [row for row in rows if not row.get("completion")]
+        bare = sum(not row.get("completion") for row in rows)
         marked = sum("masked" in row for row in rows)
-        if cfg.fill_in and 0 < marked < len(rows):
+        if cfg.fill_in and marked < len(rows) and (marked or bare):
             raise ValueError(
-                f"{cfg.dataset}/{split}: {marked} of {len(rows)} rows say in `masked` which tokens to fill: all rows "
-                "of a split should, or none"
-            )
-        if cfg.fill_in and bare and marked < len(rows):
-            raise ValueError(
-                f"fill_in=True masks tokens of completions, and {len(bare)} rows of {cfg.dataset}/{split} have none: "
-                f"{str(bare[0])[:80]}"
+                f"{cfg.dataset}/{split}: fill_in=True needs a completion in all rows, of which it masks tokens, or "
+                f"`masked` in all; of {len(rows)} rows {bare} have no completion, and {marked} have `masked`"
             )
 
 

@@ -28,7 +28,6 @@ import config
 from checkpoints import checkpoint
 from config import Config
 from data import cache_folder, plain
-from loop import collapse
 from loop import report as pages
 from system import disk, sections, terminal
 
@@ -37,7 +36,7 @@ STARTED = "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"  # how many processes s
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
-    log_samples: int = sections.key(3, "completions to print per evaluation (samples.jsonl gets 16) and group",
+    log_samples: int = sections.key(3, "completions to print per evaluation (samples.jsonl gets 16)",
                                     sections.NON_NEGATIVE)  # fmt: skip
 
 
@@ -165,7 +164,6 @@ class Log:
                 self.evaluated = any(key.startswith("val/") for row in rows if row["step"] == step for key in row)
             with disk.replacing(path) as f:
                 f.writelines(json.dumps(row) + "\n" for row in rows)
-        self.watch = collapse.Watch(cfg.group_size)
         self.begun = time.monotonic() - seconds  # which nobody sets back
         disk.write_json(os.path.join(cfg.out_dir, "run.json"), {"config": config.flatten(cfg)})
         self.others = [other for section in cfg.use if (other := section.logger(cfg))]
@@ -251,9 +249,8 @@ def report(cfg: Config, done: bool = False) -> None:
         about,
         panels(rows),
         done,
-        result=result(cfg, rows),
+        result=result(rows),
         stages=pages.stages(rows),
-        warnings=[f"step {row['step']}: {row['warning']}" for row in rows if row.get("warning")],
         group=pages.telling_group(rollouts, shown),
         evaluations=pages.evaluations(samples, shown),
         keys=[(name, str(value), str(default.get(name))) for name, value in ours.items()],
@@ -274,16 +271,15 @@ def seconds_since(path: str) -> float:
 
 
 def ending(cfg: Config, best: dict | None) -> str:
-    """Write the final page and, for grpo, print the first and the last pass rates -> words about the best checkpoint.
+    """Write the final page and print the result -> words about the best checkpoint.
 
     The words ("" if there is none) give its score, the standard error, and the number of evaluations: the best of many
     noisy scores is too high.
     """
     rows = read_lines(f"{cfg.out_dir}/metrics.jsonl")
     report(cfg, done=True)
-    if cfg.objective == "grpo":
-        for name, (before, after) in first_and_last(cfg, rows)[1].items():
-            print(f"{name}: {before} before, {after} after")
+    if line := result(rows):
+        print(line)
     if not best:
         return ""
     measure, score = best["measure"], best["score"] if best["measure"] != "val/nelbo" else -best["score"]
@@ -292,35 +288,21 @@ def ending(cfg: Config, best: dict | None) -> str:
     return f", {where}: {measure} {score:.4f}{error}, of {sum(measure in row for row in rows)} evaluations"
 
 
-def first_and_last(cfg, rows):
-    """Read the first and the last evaluation -> their rows (none if there is no evaluation), and {metric: their two
-    values}, as texts. Rates of passing are in percent; without any, the metric is val/nelbo."""
+def result(rows: list[dict]) -> str:
+    """Say in one line what a run has brought so far, from the rows of metrics.jsonl: the first and the last value of
+    each rate of passing, or else of val/nelbo; "" before its second evaluation."""
     keys = dict.fromkeys(key for row in rows for key in row)
-    rates = [key for key in keys if re.fullmatch("val/(greedy|sampled|pass@.*|pair_acc)", key)]
-    names = rates or ["val/nelbo"]
+    names = [key for key in keys if re.fullmatch("val/(greedy|sampled|pass@.*|pair_acc)", key)] or ["val/nelbo"]
     rated = [row for row in rows if names[0] in row]
-    in_range = rates and all(row.get(k) is None or 0 <= row[k] <= 1 for row in rated for k in rates)
-    passes = cfg.pass_at is not None or all("pass_rate" in row for row in rows if "reward" in row)
-    ends = [*rated[:1], *rated[-1:]]
-
-    def text(x):
-        if x is None:
-            return "no opinion"
-        return format(x, ".1%" if in_range and passes else ".3f")
-
-    return ends, {name: [text(row.get(name)) for row in ends] for name in names if ends}
-
-
-def result(cfg: Config, rows: list[dict]) -> str:
-    """Say in one line what a run has brought so far, from the rows of metrics.jsonl; "" before its second
-    evaluation."""
-    ends, values = first_and_last(cfg, rows)
-    if not ends or ends[0] is ends[1]:
+    if len(rated) < 2:
         return ""
-    changes = [f"{name.removeprefix('val/')} {before} → {after}" for name, (before, after) in values.items()]
-    minutes, seconds = divmod(round(ends[1].get("time", 0)), 60)
-    late = f" (first measured at step {ends[0]['step']:,})" if ends[0]["step"] else ""
-    return f"{', '.join(changes)} in {ends[1]['step']:,} iterations, {minutes}:{seconds:02} minutes{late}"
+    first, last = rated[0], rated[-1]
+    changes = []
+    for name in names:
+        before, after = ("none" if row.get(name) is None else f"{row[name]:.3f}" for row in (first, last))
+        changes.append(f"{name.removeprefix('val/')} {before} → {after}")
+    minutes, seconds = divmod(round(last.get("time", 0)), 60)
+    return f"{', '.join(changes)} in steps {first['step']:,} to {last['step']:,}, {minutes}:{seconds:02} minutes"
 
 
 def lacks_evaluation(run: Any, state: Any, done: bool) -> bool:
@@ -336,6 +318,7 @@ def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> 
         run.log.metrics(step, values)
         run.log.samples(step, samples[:SAMPLES])
         report(run.cfg)
+        values = {k: v for k, v in values.items() if k.count("/") == 1 and not k.endswith("_se")}  # the log has all
     tqdm.write(f"step {step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
     for sample in samples[: Keys.of(run.cfg).log_samples]:
         tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in sample.items() if k != "columns"))
@@ -347,7 +330,7 @@ FORMS = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%
 
 
 def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bool) -> None:
-    """Warn if an iteration that ended with this State looks like a collapse; grpo: print its line.
+    """Print the line of an iteration that ended with this State, if it is grpo's.
 
     logged: also log its metrics, and its first group if there is one. last: the metrics and, in grpo, the "group";
     seconds: that it took."""
@@ -357,13 +340,9 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
         values["time/update"] = seconds - sum(timed)
     if run.cfg.objective == "grpo":
         shown = [form.format(values[k]) for k, form in FORMS.items() if k in values and np.isfinite(values[k])]
-        stages = [f"{k.removeprefix('time/')} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
-        tqdm.write(f"step {state.step:6d}  reward {'  '.join(shown) or 'none'}  {' + '.join(stages)} s")
+        tqdm.write(f"step {state.step:6d}  reward {'  '.join(shown) or 'none'}")
         if values["skipped"]:
             tqdm.write(f"step {state.step:6d}  no update: no reward has an opinion on any completion")
-    for text in run.log.watch.see(values):
-        tqdm.write(f"step {state.step:6d}  warning: {text}")
-        run.log.metrics(state.step, {"warning": text})
     if not logged:
         return
     updates = int(state.opt_state[-1][0].count)  # counted by the optimizer, because skipped iterations made none
@@ -372,12 +351,7 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
     if seconds_since(os.path.join(run.cfg.out_dir, "report.html")) > REPORT_SECONDS:
         report(run.cfg)
     if "group" in last:
-        group = last["group"]
-        run.log.append("rollouts.jsonl", {"step": state.step} | group)
-        prompt = group["masked" if "masked" in group else "prompt"].replace("<|mask|>", "_")
-        pairs = [*zip(group["completions"], group["advantages"], strict=True)]
-        for text, advantage in pairs[: Keys.of(run.cfg).log_samples]:
-            tqdm.write(f"    {prompt!r} -> {text!r}  advantage {advantage:+.2f}")
+        run.log.append("rollouts.jsonl", {"step": state.step} | last["group"])
 
 
 class StopRequested:

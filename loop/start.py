@@ -52,11 +52,6 @@ def check_shape(cfg, shape):
         from checkpoints import adapters  # for a run with LoRA
 
         adapters.check_targets(shape, sections.find(cfg, "lora").targets)
-    check_fits(cfg, shape)
-
-
-def check_fits(cfg: Config, shape: ModelConfig) -> None:
-    """Raise ValueError if a run with a model of this shape cannot fit."""
     if not cfg.eval_only and (why := memory.refusal(config.with_model(cfg, shape))):
         raise ValueError(why)
 
@@ -142,7 +137,7 @@ def open_sources(resumed, cfg):
         params, tok = None, data.tokenizer(cfg.dataset)
         shape = with_ids(cfg.model, tok)
         config.check_model(dataclasses.replace(cfg, model=shape), shape, "of this run")
-        check_fits(cfg, shape)
+        check_shape(cfg, shape)
     huggingface.family_of(shape)  # refuse a model that no folder can hold before it is trained
     cfg = dataclasses.replace(cfg, model=shape)
     if cfg.objective != "judge":  # and one that could not be sampled from at the first evaluation
@@ -211,25 +206,6 @@ def count_params(params: Any) -> int:
     return sum(math.prod(x.shape) for x in jax.tree.leaves(params, is_leaf=kernels.is_packed))
 
 
-def lines_of_keys(cfg):
-    """Yield a line for each section of keys, as they are typed: what differs from the defaults, all of variants."""
-    fields = [(f, f.metadata.get("section"), cfg) for f in dataclasses.fields(cfg) if f.name not in ("model", "typed")]
-    fields += [(f, "model", cfg.model) for f in dataclasses.fields(cfg.model)]
-    lines: dict[str, list[str]] = {}
-    title = ""
-    for field, section, owner in fields:
-        title = section.partition(":")[0] if section else title
-        value = getattr(owner, field.name)
-        if value != field.default and field.name != "use":
-            lines.setdefault(title, []).append(f"{field.name}={config.as_typed(value)}")
-    for section in (*cfg.use, *cfg.model.use):  # also their defaults, which nobody typed
-        name = config.variant_of(section)
-        keys = {f"{name}.{key}": value for key, value in vars(section).items()} or {name: True}
-        lines[name] = [f"{key}={config.as_typed(value)}" for key, value in keys.items()]
-    for title, keys in lines.items():
-        yield f"    {title:13} " + "  ".join(keys)
-
-
 def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
     """Print what a run will do, before its first step; base: the frozen parameters of LoRA. done: it is at its end."""
     if state.step:
@@ -239,8 +215,6 @@ def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
     print(f"{cfg.objective} on {cfg.dataset}: {count_params(state.params):,} parameters{frozen}, {cfg.max_iters} steps "
           f"of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        lines = [*lines_of_keys(cfg), f"memory, at least: {memory.listed(memory.estimate_bytes(cfg))}"]
+        print(f"memory, at least: {memory.listed(memory.estimate_bytes(cfg))}; all keys: {cfg.out_dir}/run.json")
         if kernels.sixteen_bits_pay(cfg.model):
-            lines.append("this CPU has AMX, which multiplies 16 bits much faster: --dtype=bfloat16 would take about "
-                         "2/3 of the time, see docs/hardware.md")  # fmt: skip
-        print(*lines, sep="\n")
+            print("this CPU has AMX: --dtype=bfloat16 would take about 2/3 of the time, see docs/hardware.md")

@@ -102,6 +102,7 @@ class Section:
 
     brings: ClassVar[dict[str, str]] = {}  # of a Shape: the parts of a model that it names, as in {"mlp": "moe"}
     belongs_to: ClassVar[str | None] = None  # the key that has to name this file, or its own keys change nothing
+    objective: ClassVar[str] = ""  # the only objective that reads these keys; "": each
 
     def __post_init__(self):
         check_fields(self, f"{settings.variant_of(self)}.")
@@ -376,9 +377,9 @@ def settle(cfg: Any, tables: dict[str, dict]) -> dict[str, str]:
     for field, (name, _) in found.items():
         if not settings.plugged(tables[field], name):
             refuse(field, name, tables[field])
-        needed = [s for s in Section.__subclasses__() if s.brings.get(field) == name]
-        if needed and name not in [entry for _, where, entry in brought if where == field]:
-            file = needed[0].__module__.rpartition(".")[2]
+        file = settings.written_in(tables[field][name])
+        shape = section_class(file, "Shape")
+        if shape and shape.brings.get(field) == name and (field, name) not in [said[1:] for said in brought]:
             raise ValueError(f"{field}={name!r} needs use=({file}.Shape(),), as in --{file}=True; without it, set "
                              f"{field}={plain[field]!r}")  # fmt: skip
     return {field: name for field, (name, _) in found.items()}

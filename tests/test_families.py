@@ -146,8 +146,6 @@ def test_a_denoiser_under_a_causal_name_is_refused_and_opens_as_what_it_is(denoi
         checkpoint.load(denoiser[0])
     same_model(checkpoint.load(denoiser[0], open_as="Dream"), denoiser)
     assert checkpoint.load(denoiser[0], open_as="qwen2")[1].causal
-    with pytest.raises(ValueError, match="open_as='Dream' is for other people's folders"):
-        shared.run(init_from="config/sudoku_base.py", **{"checkpoint.open_as": "Dream"})
     words = [str(denoiser[0]), "--prompt=ab", "--max_new_tokens=3", "--steps=1"]
     for more, message in (([], "--checkpoint.open_as=NAME"),
                           (["--checkpoint.open_as=qwen9"], "'qwen9': this code does not comp")):

@@ -1,6 +1,5 @@
 """loop/memory.py, tests/cost.py, tools/plan.py: estimates against XLA's own account, and plans for other devices."""
 import dataclasses
-import math
 import re
 from typing import NamedTuple
 
@@ -72,14 +71,11 @@ def test_a_run_that_cannot_fit_is_refused_with_the_parts_and_the_keys_that_help(
     assert "(now 1), a smaller logp_chunk (now None), remat=True, dtype=bfloat16, memory.ref_offload=True; else" in said
 
 
-def test_devices_are_named_by_their_number_or_by_the_shape_of_a_slice():
-    for text, expected in {
-        "1xA100-40": ("A100-40", 1), "8xH100": ("H100", 8), "2xB200": ("B200", 2), "v5p:2x2x1": ("v5p", 4),
-        "v5e:2x4": ("v5e", 8), "1xRTX4090": ("4090", 1),
-    }.items():
+def test_devices_are_named_with_their_number():
+    for text, expected in {"1xA100-40": ("A100-40", 1), "8xH100": ("H100", 8), "1xRTX4090": ("4090", 1)}.items():
         assert plan.parse_devices(text) == expected
-    for text in ("H100", "8xH99", "0xH100", "9xH100", "v5p:4x4x4", "8xv5e", "H100:2x4", "v5e:", "v5e:2xx4", ""):
-        with pytest.raises(ValueError, match=f"--plan={text}: expected .* as in 8xH100, .*; known are A100-40, .*v6e"):
+    for text in ("H100", "8xH99", "0xH100", "9xH100", "v5p:2x2x1", "x", ""):
+        with pytest.raises(ValueError, match=f"--plan={text}: expected .* as in 8xH100; known are A100-40, .*5090"):
             plan.parse_devices(text)
 
 
@@ -95,7 +91,6 @@ def test_a_recipe_can_be_planned_without_its_model_and_without_a_compiler_which_
     assert "estimated. To have it compiled" in text and f"jax-cuda12-plugin=={version} jax-cuda12-pjrt" in text
     assert "it may fit: params 3.8 GB + gradients 3.8 GB + moments 7.6 GB" in text  # an eighth each
     assert "of 63.7 GB" in text  # three quarters
-    assert "pip install libtpu" in planned(capsys, "config/llada_gsm8k_grpo.py", devices="v5p:2x2x1")
 
 
 def test_a_run_that_starts_from_the_folder_of_another_can_be_planned(monkeypatch, capsys, tmp_path):
@@ -126,10 +121,10 @@ def test_a_plan_gives_bytes_and_whether_the_run_fits(monkeypatch, capsys):
 
 
 def test_a_plan_names_the_keys_that_lower_the_stage_that_does_not_fit(monkeypatch, capsys):
-    pretended(monkeypatch, math.inf)
-    text = planned(capsys, "config/llada_gsm8k_grpo.py", devices="v5e:2x4").splitlines()
-    assert re.search(r"update .* too much = +too much  does not fit; what helps: a smaller logp_chunk", text[-2])
-    assert text[-1] == "it does not fit: too much of 16.9 GB"
+    pretended(monkeypatch, 70e9)
+    text = planned(capsys, "config/llada_gsm8k_grpo.py", devices="8x4090").splitlines()
+    assert re.search(r"update .* 69.0 GB = +70.0 GB  does not fit; what helps: a smaller logp_chunk", text[-2])
+    assert text[-1] == "it does not fit: 70.0 GB of 18.0 GB"
 
 
 ROWS = dict(TUNING, max_prompt_len=16, max_new_tokens=48, kl_beta=0.1, gradient_accumulation_steps=4)
@@ -166,7 +161,7 @@ def test_a_key_that_is_named_as_helping_lowers_its_stage(stage, key, value):
 def test_a_plan_for_a_gpu_has_its_attention_without_scores():
     cfg = shared.run(**ROWS, model=shared.shape(**DEEP | dict(dtype="bfloat16")))
     devices = placement.make(None, plan.topology("1xH100").devices)
-    with plan.traced_for("1xH100"):
+    with plan.traced_for_gpu():
         held, temporaries = plan.compiled_bytes(cfg, devices)
         lower, arguments = plan.programs(cfg)[0]["update"]
         assert "fmhaScaleBiasSoftmaxBackward" in lower(*arguments).as_text()

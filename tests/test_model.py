@@ -294,7 +294,7 @@ def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monke
     low, one = dataclasses.replace(DENOISER, dtype="bfloat16"), jnp.zeros((1, 1), int)
     fused = lambda cfg: kernels.fused(cfg.dtype, cfg.head_dim, gemma.Shape.of(cfg).attn_cap)
     assert not fused(low)  # on this CPU
-    with plan.traced_for("8xH100"):
+    with plan.traced_for_gpu():
         assert fused(low) and not fused(DENOISER)
         assert not fused(shared.changed(low, **{"gemma.attn_cap": 50.0}))
         assert not fused(dataclasses.replace(low, d_head=12)) and sharding.platform() == "gpu"
@@ -305,8 +305,6 @@ def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monke
         for version, known in (("7.5", False), ("9.0", True), ("12.0", True), ("gfx942", False)):  # T4, H100, AMD
             monkeypatch.setattr(jax, "devices", lambda version=version: [Device(version)])
             assert fused(low) == known
-    with plan.traced_for("v5p:2x2x1"):
-        assert not fused(low)
 
 
 def test_recomputing_blocks_changes_no_gradient():
@@ -365,7 +363,7 @@ def test_between_products_a_cpu_computes_in_32_bits_and_a_gpu_in_16():
         return jax.eval_shape(lambda params: model.trunk(params, TOKENS, low), params).dtype.name
 
     assert dtype() == "float32"
-    with plan.traced_for("8xH100"):
+    with plan.traced_for_gpu():
         assert dtype() == "bfloat16"
 
 

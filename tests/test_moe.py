@@ -254,10 +254,10 @@ def test_every_other_family_refuses_to_turn_a_share_of_a_head(tmp_path):
     (dict(**{"moe.n_shared": -1}), "n_shared=-1"),
     (dict(**{"moe.experts_per_token": 0}), "experts_per_token=0"),
     (dict(**{"moe.first_dense": 2}), "first_dense=2: expected 0 to 1"),
-    (dict(**{"moe.expert_groups": 8}), "each needs two experts"), (dict(**{"moe.expert_groups": 0}), "expert_groups=0"),
+    (dict(**{"moe.expert_groups": 8}), "each has two or more"), (dict(**{"moe.expert_groups": 0}), "expert_groups=0"),
     (dict(**{"moe.expert_groups": 4, "moe.experts_per_token": 3}), "experts_per_token=3: expected 1 to 2"),
     (dict(**{"moe.experts_per_token": 9}), "experts_per_token=9: expected 1 to 8"),
-    (dict(**{"moe.expert_groups": 3}), "moe.n_experts=8 must be divisible by moe.expert_groups=3"),
+    (dict(**{"moe.expert_groups": 3}), "moe.n_experts=8 must be a multiple of moe.expert_groups=3"),
     (dict(**{"moe.expert_groups": 4, "moe.groups_per_token": 5}), "moe.groups_per_token=5: expected 1 to moe"),
     (dict(rotary_share=0.0), "0.0 of a head's 8 columns"), (dict(rotary_share=1.5), "1.5 of a head's"),
 ])  # fmt: skip

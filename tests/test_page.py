@@ -396,7 +396,7 @@ def test_models_that_the_page_cannot_run_are_refused(tmp_path):
     engine = foreign.package().Tokenizer.from_str(json.dumps(TOK.content()))
     elsewhere = foreign.Foreign(engine, TOK.roles, bos=("<|eos|>",))
     for models, message in [
-        (of(gemma=True), "has mlp=gemma, which the page's network lacks"),
+        (of(gemma=True), "has mlp=gemma, which the page lacks"),
         (of(**{"gemma.window": 4}), "has mlp=gemma"),
         (of(**{"moe.n_experts": 4}), "has mlp=moe"),
         (of(**{"blocks.block": 4}, shift=True), "blocks.block=4 and shift=True"),
@@ -405,7 +405,7 @@ def test_models_that_the_page_cannot_run_are_refused(tmp_path):
         ([one._replace(params=model.init(jax.random.key(0), one.cfg, 1))], "is a judge"),
         ([one._replace(tok=elsewhere)], "has a tokenizer from elsewhere"),
         ([one, loaded("plain", tok=other)], "have two tokenizers"),
-        ([one._replace(trained={"texts.instruction": "Add."})], "was trained with texts.instruction='Add.'"),
+        ([one._replace(trained={"texts.instruction": "Add."})], "texts.instruction=Add., which the page lacks"),
         ([one._replace(params=jax.tree.map(lambda w: w * 1e6, one.params))], "weights that float16 cannot hold"),
     ]:
         with pytest.raises(ValueError, match=re.escape(message)):

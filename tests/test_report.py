@@ -25,7 +25,7 @@ def cfg(tmp_path):
         log.metrics(step, {"time/rollout": 1.0 + step, "time/update": 2.0, "tokens": step * 7, "reward": 0.5})
         log.samples(step, [
             {"prompt": HOSTILE, "greedy": f"after {step}", "columns": {"answer": "hidden_answer"},
-             "sampled": ["one", "two"], "rewards": [0.5, None], "advantages": [1.0, 0.0]},
+             "sampled": ["one", "two"], "rewards": [0.5, None]},
             {"prompt": "b", "greedy": HOSTILE, "sampled": []}])  # fmt: skip
     group = {"prompt": "p", "completions": [HOSTILE, "no"], "rewards": {"good": [1, None]}, "advantages": [0.5, -0.5]}
     log.append("rollouts.jsonl", {"step": 100} | group)
@@ -119,15 +119,15 @@ def test_a_sudoku_is_shown_as_a_grid_where_a_reward_judges_it(rewards, is_grid, 
 @pytest.mark.parametrize("rows, line", [
     ([{"step": 0, "time": 9, "val/greedy": 0.461, "val/sampled": 0.272, "val/sampled_se": 0.1}, {"step": 1, "time": 10},
       {"step": 1200, "time": 280.6, "val/greedy": 0.817, "val/sampled": None}],
-     "greedy 46.1% → 81.7%, sampled 27.2% → no opinion in 1,200 iterations, 4:41 minutes"),
+     "greedy 0.461 → 0.817, sampled 0.272 → none in steps 0 to 1,200, 4:41 minutes"),
     ([{"step": 5, "time": 9, "val/nelbo": 0.9}, {"step": 9, "time": 60, "val/nelbo": 0.4}],
-     "nelbo 0.900 → 0.400 in 9 iterations, 1:00 minutes (first measured at step 5)"),
+     "nelbo 0.900 → 0.400 in steps 5 to 9, 1:00 minutes"),
     ([{"step": 0, "time": 0, "val/greedy": -3.0}, {"step": 9, "time": 59.9, "val/greedy": 3.0}],
-     "greedy -3.000 → 3.000 in 9 iterations, 1:00 minutes"),
+     "greedy -3.000 → 3.000 in steps 0 to 9, 1:00 minutes"),
     ([{"step": 0, "time": 9, "val/greedy": 0.5}], ""), ([{"step": 3, "time": 9, "loss": 0.5}], ""),
 ])  # fmt: skip
 def test_the_result_is_the_first_and_the_last_evaluation_in_a_line(rows, line):
-    assert runs.result(config.Config(), rows) == line
+    assert runs.result(rows) == line
 
 
 def test_samples_of_the_first_the_last_and_some_evaluations_stand_beside_each_other(cfg):

@@ -29,7 +29,7 @@ import train
 from checkpoints import checkpoint, huggingface
 from data.texts import completion_ids, encode_split, split_rows
 from judges import own
-from loop import collapse, evaluation, in_memory, rollout_log, run_rewards, runs, setup
+from loop import evaluation, in_memory, rollout_log, run_rewards, runs, setup
 from loop.start import prepare, with_ids
 from rewards import Scored
 from system import kernels, sections, settings
@@ -135,7 +135,7 @@ def test_what_counts_ends_with_the_first_end_of_text_and_a_reward_gets_the_token
     np.testing.assert_array_equal(b.rollout.counts, counts)
     assert not np.asarray(b.views.weight).swapaxes(1, 2)[~counts].any()
     ended = np.mean(lengths < 4)
-    assert 0 < ended == notes["completions/terminated_frac"] == 1 - notes["completions/clipped_ratio"]
+    assert 0 < ended == notes["completions/terminated_frac"]
     no_text = b.rollout.tokens.at[:, 3:].set(jnp.array([200, 201, tok.eos_id, 50]))  # these bytes are no UTF-8
     fns = {"long": lambda completions, token_ids: [len(ids) for ids in token_ids]}
     found = rl.score_rollout(b.rollout._replace(tokens=no_text), [{"prompt": ""}] * 4, fns, cfg, tok)
@@ -227,7 +227,7 @@ def test_a_right_completion_passes_whatever_its_advantage_or_beats_its_group_if_
 
 def test_filling_in_asks_for_holes_in_the_rows_own_text_and_learns_from_nothing_else(tiny):
     cfg, tok, _, _, (b,), notes = one_iteration(tiny(fill_in=True, mask_ratio_min=0.5, mask_ratio_max=0.5))
-    assert notes["completions/clipped_ratio"] == 0  # the end of the text is given
+    assert notes["completions/terminated_frac"] == 1  # the end of the text is given
     x, mask = np.asarray(b.rollout.tokens), np.asarray(b.rollout.counts)
     assert (mask.sum(1) == 1).all() and not mask[:, :3].any()  # half of the two digits, the same for a group
     assert all(len({tuple(m) for m in mask[i : i + 4].tolist()}) == 1 for i in range(0, 16, 4))
@@ -409,9 +409,9 @@ HOLES = SOME.replace('"21"', '"21", "masked": "2<|mask|>"').replace('"34"', '"3"
 
 
 @pytest.mark.parametrize("rows, keys, words", [
-    (SOME, dict(fill_in=True), "fill_in=True masks tokens of completions, and .* rows of .* have none"),
+    (SOME, dict(fill_in=True), r"fill_in=True needs a completion in all rows.* rows \d+ have no completion"),
     (SOME, dict(objective="pretrain", init_from=None, rewards=()), "rows have no completion to learn from"),
-    (HOLES, dict(fill_in=True), r"train: \d+ of 3\d rows say in `masked` which tokens to fill: all rows of a")])
+    (HOLES, dict(fill_in=True), r"train: fill_in=True needs .* of 3\d rows .* and \d+ have `masked`")])
 def test_filling_in_and_learning_need_completions(tiny, tmp_path, rows, keys, words):
     (tmp_path / "rows.jsonl").write_text(rows)
     with pytest.raises(ValueError, match=words):
@@ -425,19 +425,19 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     train.train(cfg)
     out = capsys.readouterr().out
     for name in ("greedy", "sampled", "pass@4"):
-        assert re.search(rf"val/{name}: [\d.]+% before, [\d.]+% after", out)
+        assert re.search(rf"{name} [\d.]+ → [\d.]+", out)
     reward = [row["reward"] for row in lines(cfg.out_dir) if "reward" in row]
     assert np.mean(reward[-20:]) > np.mean(reward[:5]) + 0.15, reward  # 0.2 and more with each of four seeds
     first = lines(cfg.out_dir, "samples.jsonl")[0]
-    assert {*first} == {"prompt", "greedy", "sampled", "rewards", "advantages", "step", "columns"}
-    assert len(first["sampled"]) == 4 and sum(first["advantages"]) == pytest.approx(0, abs=1e-3)
+    assert {*first} == {"prompt", "greedy", "sampled", "rewards", "step", "columns"}
+    assert len(first["sampled"]) == len(first["rewards"]) == 4
 
 
 @pytest.mark.parametrize("changes, words", [
     ({"group_size": 1}, "group_size=1"),
     ({"rewards": ()}, "needs rewards"),
     ({"init_from": None}, "needs init_from"),
-    ({"minibatch_size": 5}, "minibatch_size=5 must divide batch_size=4 x group_size=4 = 16 completions"),
+    ({"minibatch_size": 5}, "minibatch_size=5 must divide the 16 completions that learn"),
     ({"gradient_accumulation_steps": 3}, "gradient_accumulation_steps=3 must divide"),
     ({"logp_chunk": 5}, "logp_chunk=5"),
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
@@ -450,16 +450,15 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"group_size": 10**9, "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "cannot fit: "),
     ({"rewards": ("judge",)}, "judge_from"),
     ({"rewards": ("keywords",)}, "needs the column 'keywords'; there are"),
-    ({"rewards": ("exact",), "judge_from": "BASE"}, "but rewards are exact"),
+    ({"rewards": ("exact",), "judge_from": "BASE"}, "is for the reward 'judge'"),
     ({"rewards": ("judge",), "judge_from": "BASE"}, "is not a judge"),
     ({"reward_weights": (1.0, 2.0)}, "2 numbers for 1 rewards"),
     ({"max_prompt_len": 1}, "max_new_tokens=4: 80 left out: prompt longer than 1 tokens (the longest has 2)"),
     ({"logp_est": "coupled", "masked_prompt.share": 0.15}, "masked_prompt.share=0.15 changes nothing here"),
     ({"mask_ratio_min": 0.1}, "mask_ratio_min=0.1 changes nothing here, it is for fill_in=True or logp_est='coupled'"),
-    ({"paired": True}, "paired=True changes nothing with objective='grpo': leave it out"),
+    ({"paired": True}, "paired changes nothing with objective='grpo': leave it out"),
     ({"loss_norm": "completion"}, "set loss_norm='token'"),
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
-    ({"adv_norm": "mean", "reward_norm": "each"}, "set reward_norm='sum'"),
     ({"moving_reference.mode": "ema"}, "moving_reference.mode='ema' changes nothing here, it is for kl_beta above 0"),
     ({"rewards": ("length(target=x)",)}, "target=x should be a number"),
 ])  # fmt: skip
@@ -547,23 +546,19 @@ def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place,
     assert (huggingface.family_of(shape), shape.causal, shape.shift, shape.mask_id) == ("Dream", False, True, 256)
     with pytest.raises(ValueError, match="is a denoiser already"):
         train.train(dataclasses.replace(cfg, init_from=f"{place}/base", out_dir=f"{tmp_path}/other"))
-    with pytest.raises(ValueError, match="adapt=True turns the causal model in init_from"):
+    with pytest.raises(ValueError, match="adapt=True makes a denoiser"):
         dataclasses.replace(cfg, objective="judge")
 
 
 # ---- the rest ----
-def test_a_run_says_what_it_does_how_each_iteration_went_and_what_its_first_group_wrote(tiny, place, capsys):
+def test_a_run_says_how_each_iteration_went_and_logs_what_its_first_group_wrote(tiny, place, capsys):
     shown = ("exact", f"{place}/my.py:short")
     cfg = tiny(rewards=shown, reward_weights=(1.0, 0.5), max_iters=3, log_interval=2, eval_interval=9, kl_beta=0.1,
                pass_at=0.5, **{"runs.log_samples": 2, "evaluation.samples": 1})  # fmt: skip
     train.train(cfg)
     out = capsys.readouterr().out
-    listed = dict(re.findall(r"^    (\S+) {2,}(\w+=.*)$", out, re.M))
-    assert listed["rewards"] == f"rewards=exact,{place}/my.py:short  reward_weights=1.0,0.5"
-    assert "kl_beta=0.1" in listed["grpo"].split() and "clip_low" not in out  # only what differs from the defaults
-    told = re.findall(r"^step +(\d)  reward (\S+)  ± \S+  pass (\S+)%  entropy \S+  kl \S+  (.*) s$", out, re.M)
-    stages = r" \+ ".join(rf"{name} \d+\.\d" for name in ("rollout", "reward", "old_ref", "update"))
-    assert [t[0] for t in told] == ["1", "2", "3"] and all(re.fullmatch(stages, t[3]) for t in told), told
+    told = re.findall(r"^step +(\d)  reward (\S+)  ± \S+  pass (\S+)%  entropy \S+  kl \S+$", out, re.M)
+    assert [t[0] for t in told] == ["1", "2", "3"], told
     (row,), rows = (runs.read_lines(f"{cfg.out_dir}/{name}.jsonl") for name in ("rollouts", "metrics"))
     (logged,) = (r for r in rows if "reward" in r)
     assert row["step"] == logged["step"] == 2 and float(told[1][1]) == pytest.approx(logged["reward"], abs=1e-3)
@@ -572,9 +567,6 @@ def test_a_run_says_what_it_does_how_each_iteration_went_and_what_its_first_grou
     assert len(row["completions"]) == len(row["advantages"]) == 4 and set(row["rewards"]) == {"exact", "short"}
     assert row["rewards"]["exact"] == [float(text == row["prompt"][::-1]) for text in row["completions"]]
     assert row["rewards"]["short"] == [1 / len(text) if text else None for text in row["completions"]]
-    for text, adv in zip(row["completions"][:2], row["advantages"], strict=False):
-        assert f"    {row['prompt']!r} -> {text!r}  advantage {adv:+.2f}\n" in out
-    assert out.count("  advantage ") == 2
 
 
 def test_a_reward_beyond_1_is_printed_as_no_share_of_what_passes(tiny, place, capsys):
@@ -584,7 +576,6 @@ def test_a_reward_beyond_1_is_printed_as_no_share_of_what_passes(tiny, place, ca
         train.train(cfg)
         out = capsys.readouterr().out
         assert len(re.findall(r"^step +1  reward 15\.\d+  ± \S+  pass \d\d", out, re.M)) == shown
-        assert bool(re.search(r"^val/sampled: \S+% before, \S+% after", out, re.M)) == shown
         assert ["pass_rate" in r for r in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if "reward" in r] == [shown]
 
 
@@ -624,7 +615,7 @@ def test_a_step_that_nobody_judged_is_skipped_and_counted_and_the_run_goes_on(ti
     out = capsys.readouterr().out
     assert "step      2  no update: no reward has an opinion on any completion" in out
     assert "moody has no opinion on any of the 8 greedy completions" in out
-    assert "val/sampled: no opinion before, " in out
+    assert "sampled none → " in out
 
 
 @pytest.mark.parametrize("words", ["1 / 0", slow("exit(0)")])
@@ -891,9 +882,6 @@ def test_a_run_asks_each_of_its_sections_in_the_order_of_their_names():
     found = types.SimpleNamespace(rollout={"tokens": jnp.zeros((4, 3))})
     adv = rl.select_completions(found, jnp.array([[1.0, -1.0], [0.0, 0.0]]), cfg).advantage
     np.testing.assert_array_equal(adv, [4, 0, 2, 2])  # not 2 * adv + 1
-    freezing = [section(name, {"freezes": True}) for name in ("my_adapter", "other")]
-    with pytest.raises(ValueError, match="my_adapter and other each train parameters of their own: leave one out"):
-        config.Config(use=tuple(freezing))
 
 
 def test_a_reference_off_the_device_is_the_same_reference(tiny):
@@ -943,11 +931,11 @@ def test_a_run_on_rows_in_memory_says_so_when_it_is_resumed(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("rows, fns, message", [
-    ([{"prompt": "12"}], SHORT, "rows: a single row, .* leaves none to evaluate"),
+    ([{"prompt": "12"}], SHORT, "expected a list of two rows or more"),
     ([{"prompt": 1}] * 9, SHORT, "in memory, .*row 1: prompt should"),
     ([{"prompt": "12"}] * 9, {"mine": lambda answers: 0}, r"'mine': it is mine\(answers\).*or mine\(completion\)"),
     ([{"prompt": "12"}] * 9, {"mine": 5}, "'mine': it is mine = 5"), ([{"prompt": "12"}] * 9, None, "needs rewards"),
-    ([], SHORT, r"rows=list \[\]: expected a list of rows, at least one, or {'train'"),
+    ([], SHORT, r"rows=list \[\]: expected a list of two rows or more, or {'train'"),
     (5, SHORT, "rows=int 5: expected"), ({"val": []}, SHORT, r"rows=dict {'val': \[\]}: expected a list"),
     ({"prompt": "12"}, SHORT, "rows=dict {'prompt'"),
     ({"train": None}, SHORT, "rows=dict"), ({}, SHORT, "rows=dict {}"),
@@ -1017,18 +1005,6 @@ def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
     assert "language" not in second  # of a row that says nothing there
     with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):
         split_rows(shared.changed(cfg, **{"texts.completion_key": "b"}), "train")
-
-
-@pytest.mark.parametrize("log_interval", [1, 3])
-def test_a_run_that_may_be_collapsing_says_so_and_goes_on(tiny, monkeypatch, capsys, log_interval):
-    monkeypatch.setattr(collapse, "WINDOW", 2)
-    monkeypatch.setitem(collapse.WARNINGS, "reward", lambda means, size: f"alas, of {size}")
-    cfg = tiny(log_interval=log_interval)
-    assert train.train(cfg)[0].step == 4
-    assert capsys.readouterr().out.count("step      2  warning: alas, of 4\n") == 1
-    (row,) = [row for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if row.get("warning")]
-    assert (row["step"], row["warning"]) == (2, "alas, of 4")
-    assert "step 2: alas, of 4" in open(f"{cfg.out_dir}/report.html").read()
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 6}])

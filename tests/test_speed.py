@@ -137,7 +137,7 @@ def test_a_gpu_cuts_and_copies_no_matrix_of_llada_in_a_pass_of_the_sampler(bits,
     cfg = model.ModelConfig(vocab_size=126464, n_layer=2, n_head=32, d_model=4096, d_ff=12288, mask_id=126336,
                             eos_id=126081, dtype="bfloat16")  # fmt: skip
     pack = quantized.packing(bits) if bits < 16 else lambda *_: None
-    with planning.traced_for("1xH100"):
+    with planning.traced_for_gpu():
         params = jax.eval_shape(lambda: model.cast(model.init(jax.random.key(0), cfg), "bfloat16"))
         params["blocks"] = [{name: pack(name, x.shape, None, "bfloat16") or x for name, x in w.items()}
                             for w in params["blocks"]]  # fmt: skip

@@ -32,10 +32,10 @@ WRONG = [  # a command line, and what must be in the one sentence that answers i
     ("config/sudoku_grpo.py --base.sed=1", "unknown config key 'sed', did you mean 'seed'?"),
     ("config/sudoku_grpo.py --logp_est=exact", "the model of config/sudoku_base.py is not causal"),
     ("config/sudoku_grpo.py --base.seed 1", "write it as --base.seed=1"),
-    ("config/sudoku_grpo.py --minibatch_size=36", "minibatch_size=36 must divide keep_completions=96: "
+    ("config/sudoku_grpo.py --minibatch_size=36", "minibatch_size=36 must divide the 96 completions that learn: "
                                                   "--minibatch_size=12 does"),
     ("config/sudoku_grpo.py --batch_size=2 --gradient_accumulation_steps=16", "--gradient_accumulation_steps=8 does"),
-    ("config/sudoku_grpo.py --judge_from=out/j", "is for the reward judge, but rewards are sudoku_all"),
+    ("config/sudoku_grpo.py --judge_from=out/j", "is for the reward 'judge'; leave it out"),
     ("config/sudoku.py --resume=True --out_dir=TMP/typo", "there is no run in 'TMP/typo'"),
     ("config/sudoku.py --out_dir=TMP/FILE/x", "Not a directory"),
     ("config/sudoku_grpo.py --rewards=regex(pattern=()",
@@ -102,7 +102,7 @@ def test_other_keys_follow_where_that_is_what_was_meant():
     assert config.minibatch(config.load(["config/smollm2_grpo.py", "--batch_size=2", "--init_from=x"])) == 16
     causal = "config/sudoku_d1_grpo.py --init_from=config/arith_ar_base.py --order=left --logp_est="
     assert config.load((causal + "exact").split()).logp_est == "exact"  # a causal base is known by its config file
-    with pytest.raises(ValueError, match="log-probs are known: take exact"):
+    with pytest.raises(ValueError, match="causal: take exact"):
         config.load((causal + "trace").split())
 
 

@@ -352,6 +352,7 @@ def test_eval_only_measures_the_newest_checkpoint_loads_its_weights_alone_and_ch
     said = capsys.readouterr().out
     want = [r for r in lines(unbroken.out_dir) if "val/nelbo" in r][-1]
     assert f"step     12  val/nelbo {want['val/nelbo']:.4f}" in said
+    assert f"val/greedy_se {want['val/greedy_se']:.4f}" in said  # all numbers: there is no log that has them
     assert times() == before
 
 
@@ -585,7 +586,7 @@ def test_keys_of_the_base_of_a_base_go_through(tmp_path):
 @pytest.mark.parametrize("given, rows, said", [
     ("config/sudoku.py", None, r"train\(config.load\(\['config/sudoku.py'\]\)\)"),
     (None, "x.jsonl", "Config.dataset='x.jsonl'"),
-    (None, [{"prompt": "a"}], "a single row.*give two or more")])  # fmt: skip
+    (None, [{"prompt": "a"}], "expected a list of two rows or more")])  # fmt: skip
 def test_slips_from_python_are_one_sentence(given, rows, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         train.train(given or config.Config(out_dir=f"{tmp_path}/out"), rows=rows)

@@ -83,25 +83,19 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
 
 def check_model(one):
     """Raise an error that says why a page cannot run a model."""
-    cfg, folder = one.cfg, one.folder
-    size = sum(leaf.size for leaf in jax.tree.leaves(one.params))
-    if size > LARGEST:
-        raise ValueError(
-            f"{folder} has {size:,} parameters, and a page takes at most {LARGEST:,}: it would be a file of "
-            f"{size * 8 / 3e6:.0f} MB, and each step would take seconds; use --prompt and --show in the terminal"
-        )
-    checkpoint.refuse_judge(folder, one.params)
-    for name, value in differing(cfg, SWITCHES).items():
-        raise ValueError(f"{folder} has {name}={value}, which the page's network lacks")
-    if cfg.block and cfg.shift:
-        raise ValueError(f"{folder} has blocks.block={cfg.block} and shift=True, which the page cannot sample")
-    if cfg.mask_id is None:
-        raise ValueError(f"{folder} has no mask token, so nothing can be masked")
-    if data.Tokenizer.from_ranks(one.tok.vocab) != one.tok:
-        raise ValueError(f"{folder} has a tokenizer from elsewhere: the page reads bytes and the BPE trained here")
-    for name in ("texts.chat_template", "texts.instruction"):
-        if one.trained.get(name):
-            raise ValueError(f"{folder} was trained with {name}={one.trained[name]!r}, which the page cannot write")
+    checkpoint.refuse_judge(one.folder, one.params)
+    cfg, size = one.cfg, sum(leaf.size for leaf in jax.tree.leaves(one.params))
+    lacking = differing(cfg, SWITCHES)
+    lacking |= {name: one.trained.get(name) for name in ("texts.chat_template", "texts.instruction")}
+    for wrong, what in (
+        (size > LARGEST, f"{size:,} parameters, and a page takes at most {LARGEST:,}; use --prompt and --show"),
+        *((value, f"{name}={value}, which the page lacks") for name, value in lacking.items()),
+        (cfg.block and cfg.shift, f"blocks.block={cfg.block} and shift=True, which the page cannot sample"),
+        (cfg.mask_id is None, "no mask token, so nothing can be masked"),
+        (data.Tokenizer.from_ranks(one.tok.vocab) != one.tok, "a tokenizer from elsewhere: the page has bytes or BPE"),
+    ):
+        if wrong:
+            raise ValueError(f"{one.folder} has {what}")
 
 
 def differing(values, known):

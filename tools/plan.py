@@ -33,16 +33,16 @@ from system import placement, terminal
 
 
 class Device(NamedTuple):
-    """A kind of GPU or TPU."""
+    """A kind of GPU."""
 
     memory: float  # bytes
     bandwidth: float  # bytes per second between the device and its memory
-    chip: tuple | None = None  # for a GPU's compiler: capability, cores, GHz, bytes of shared memory, of cache
+    chip: tuple  # for the compiler: capability, cores, GHz, bytes of shared memory, of cache
 
 
-# NVIDIA's data sheets of the SXM boards (A100, H100, H200, B200); Cloud TPU's "system architecture" pages.
-HOST, GIB = 8, 2**30  # devices per machine, at most
-# NVIDIA's data sheets and architecture papers of the others (GeForce: at the boost clock).
+HOST = 8  # devices per machine, at most
+# NVIDIA's data sheets of the SXM boards (A100, H100, H200, B200); data sheets and architecture papers of the others
+# (GeForce: at the boost clock).
 AMPERE, HOPPER = ((8, 0, 108, 1.41, 167936, 40 << 20), (9, 0, 132, 1.98, 233472, 50 << 20))
 DEVICES = {
     "A100-40": Device(42.3e9, 1.555e12, AMPERE),
@@ -57,32 +57,22 @@ DEVICES = {
     "3090": Device(24e9, 936e9, (8, 6, 82, 1.695, 102400, 6 << 20)),
     "4090": Device(24e9, 1008e9, (8, 9, 128, 2.52, 102400, 72 << 20)),
     "5090": Device(32e9, 1792e9, (12, 0, 170, 2.407, 102400, 96 << 20)),
-    "v5e": Device(15.75 * GIB, 819e9),
-    "v5p": Device(95.74 * GIB, 2765e9),
-    "v6e": Device(31.25 * GIB, 1638e9),
 }
 
 
 def parse_devices(text: str) -> tuple[str, int]:
-    """Parse 8xH100, 1xRTX4090 or v5p:4x4x4 into the name of a device and how many there are."""
-    is_slice = ":" in text
-    name, shape = text.split(":", 1) if is_slice else text.partition("x")[::-2]
+    """Parse 8xH100 or 1xRTX4090 into the name of a device and how many there are."""
+    number, _, name = text.partition("x")
     name = name.removeprefix("RTX")
-    well_formed = re.fullmatch(r"\d+(x\d+)*" if is_slice else r"\d+", shape)
-    count = math.prod(map(int, shape.split("x"))) if well_formed else 0
-    is_gpu = name in DEVICES and DEVICES[name].chip is not None
-    if name not in DEVICES or not 0 < count <= HOST or is_gpu == is_slice:
-        raise ValueError(
-            f"--plan={text}: expected 1 to {HOST} devices of one machine: GPUs, as in 8xH100, or a slice of TPUs, as "
-            f"in v5p:2x2x1; known are {', '.join(DEVICES)}"
-        )
-    return name, count
+    if name not in DEVICES or not re.fullmatch(r"\d+", number) or not 0 < int(number) <= HOST:
+        raise ValueError(f"--plan={text}: expected 1 to {HOST} GPUs of one machine, as in 8xH100; known are "
+                         f"{', '.join(DEVICES)} (TPUs are gone: docs/tried.md)")  # fmt: skip
+    return name, int(number)
 
 
-def traced_for(text: str) -> contextlib.AbstractContextManager:
-    """Trace functions as for these devices while the context lasts."""
-    platform = "gpu" if DEVICES[parse_devices(text)[0]].chip else "tpu"
-    device = jax.sharding.AbstractDevice(platform, None, platform)
+def traced_for_gpu() -> contextlib.AbstractContextManager:
+    """Trace functions as for GPUs while the context lasts."""
+    device = jax.sharding.AbstractDevice("gpu", None, "gpu")
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
 
 
@@ -92,12 +82,6 @@ def topology(text):
 
     name, count = parse_devices(text)
     device = DEVICES[name]
-    if device.chip is None:
-        if not importlib.util.find_spec("libtpu"):
-            return None
-        for key, value in dict(SKIP_MDS_QUERY="1", WORKER_HOSTNAMES="localhost", WORKER_ID="0").items():
-            os.environ.setdefault(f"TPU_{key}", value)  # else libtpu searches for a TPU's own host for minutes
-        return topologies.get_topology_desc(text, platform="tpu")
     plugins = [importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)]
     if not (any(plugins) and importlib.util.find_spec("nvidia")):
         return None
@@ -205,11 +189,8 @@ def abstract_rollout(cfg, params):
 
 
 def compiled_bytes(cfg, devices):
-    """Compile an iteration for a jax.sharding.Mesh of described devices.
-
-    Return bytes per device: of what stays {part: bytes}, and of the temporaries of each program {stage: bytes}.
-    math.inf: the compiler refused the program for lack of memory, as a TPU's does.
-    """
+    """Compile an iteration for a jax.sharding.Mesh of described devices -> bytes per device: of what stays
+    {part: bytes}, and of the temporaries of each program {stage: bytes}."""
 
     def place(tree):
         """Give every shape its sharding."""
@@ -224,14 +205,8 @@ def compiled_bytes(cfg, devices):
     temporaries = {}
     with jax.sharding.use_abstract_mesh(devices.abstract_mesh) if devices.size > 1 else contextlib.nullcontext():
         for stage, (lower, arguments) in stages.items():
-            lowered = lower(*place(arguments))
-            try:
-                used = lowered.compile().memory_analysis()
-                temporaries[stage] = used.temp_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
-            except jax.errors.JaxRuntimeError as e:
-                if "RESOURCE_EXHAUSTED" not in str(e):
-                    raise
-                temporaries[stage] = math.inf
+            used = lower(*place(arguments)).compile().memory_analysis()
+            temporaries[stage] = used.temp_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
         return {part: size(tree) for part, tree in held.items() if tree}, temporaries
 
 
@@ -240,7 +215,7 @@ def compiled_bytes(cfg, devices):
 
 def usable(device):
     """Return the bytes of a device that a run gets: JAX takes three quarters of a GPU's, unless told otherwise."""
-    return device.memory * (float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")) if device.chip else 1)
+    return device.memory * float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
 
 
 def plan(cfg: Config, text: str) -> Iterator[str]:
@@ -252,12 +227,8 @@ def plan(cfg: Config, text: str) -> Iterator[str]:
         yield f"{head}: compiled ahead of time, by the compiler for it in jax {version}"
         yield from compiled_plan(cfg, count, device, described.devices)
         return
-    package = (
-        f"--no-deps jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} nvidia-cudnn-cu12"
-        if device.chip
-        else "libtpu, in an environment of its own: with it JAX looks for a TPU"
-    )
-    yield f"{head}: estimated. To have it compiled as for the device itself: pip install {package}"
+    yield (f"{head}: estimated. To have it compiled as for the device itself: pip install --no-deps "
+           f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} nvidia-cudnn-cu12")
     estimate = memory.listed(memory.estimate_bytes(cfg, count))
     yield memory.refusal(cfg, usable(device), count) or f"it may fit: {estimate}, of {memory.amount(usable(device))}"
 
@@ -272,7 +243,7 @@ def compiled_plan(cfg, count, device, devices):
         fits = "fits" if stay + size <= limit else f"does not fit; {memory.what_helps(cfg, stage)}"
         yield f"    {stage:9} + temporaries {memory.amount(size):>9} = {memory.amount(stay + size):>9}  {fits}"
     peak = stay + max(temporaries.values())
-    if limit < peak <= 0.95 * device.memory and device.chip:
+    if limit < peak <= 0.95 * device.memory:
         yield f"it fits with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 in the environment: {memory.amount(peak)}"
     else:
         yield f"it {'fits' if peak <= limit else 'does not fit'}: {memory.amount(peak)} of {memory.amount(limit)}"
@@ -303,7 +274,7 @@ def plan_ahead(argv: list[str], devices: str) -> None:
         shape = first.model
     else:
         raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
-    for text in devices.split(","):
-        with traced_for(text):
+    with traced_for_gpu():
+        for text in devices.split(","):
             for line in plan(config.with_model(cfg, shape), text):
                 print(line, flush=True)

@@ -18,18 +18,15 @@ import jax.numpy as jnp
 import diffusion
 import model
 from system import kernels, settings, sharding
-from system.sections import Section
+from system.sections import POSITIVE_INT, Section, key
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape(Section):
     """The field of a ModelConfig with blocks."""
 
-    block: int = 4  # length of a block: tokens see their own and all earlier ones (SDAR)
+    block: int = key(4, "length of a block: tokens see their own and all earlier ones (SDAR)", POSITIVE_INT)
     brings = {"mask": "blocks"}
-
-    def between_keys(self, c):
-        yield self.block < 1, f"blocks.block={self.block} must be at least 1"
 
 
 def number(valid, T, cfg):

@@ -33,8 +33,6 @@ class Keys(config.Section):
         bounds = self.difficulty
         yield (bounds and (len(bounds) != 2 or bounds[0] > bounds[1]),
                f"curriculum.difficulty={bounds}: two numbers, the lowest and the highest, as in 1,3")  # fmt: skip
-        yield (self.schedule and c.objective == "judge",
-               f"curriculum.schedule={self.schedule}: objective='judge' takes its rows in any order")  # fmt: skip
 
 
 def curriculum(rows: Sequence[dict], schedule: Sequence[tuple[int, float]]) -> Callable[[int], np.ndarray]:

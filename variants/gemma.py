@@ -9,23 +9,19 @@ import jax.numpy as jnp
 
 import model
 from system import kernels, settings
-from system.sections import Section
+from system.sections import POSITIVE_INT, Section, key
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape(Section):
     """The fields of a ModelConfig that only Gemma has."""
 
-    window: int | None = None  # blocks 0, 2, 4, ... see only tokens less than this far away
+    window: int | None = key(None, "blocks 0, 2, 4, ... see only tokens less than this far away", POSITIVE_INT)
     query_scale: int | None = None  # queries are divided by the square root of this; None: of d_head
     attn_cap: float | None = None  # attention scores s become cap * tanh(s / cap)
     logit_cap: float | None = None  # logits l become cap * tanh(l / cap)
 
     brings = {"mlp": "gemma", "network": "gemma"}
-
-    def between_keys(self, c):
-        window = self.window
-        yield window is not None and window < 1, f"gemma.window={window} must be at least 1"
 
 
 def shapes(cfg, i):

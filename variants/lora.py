@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import config
 import model
 from checkpoints.adapters import adapter_shapes
-from loop import memory
 from system import sharding
 
 TARGETS = "q", "k", "v", "o", "gate", "up", "down"
@@ -45,15 +44,10 @@ class Keys(config.Section):
         targets = self.targets
         yield (not targets or len({*targets}) < len(targets) or not {*targets} <= {*TARGETS},
                f"lora.targets={targets}: expected one or more of {', '.join(TARGETS)}, each once")  # fmt: skip
-        yield (config.reshapes(c),
-               f"adapt=True changes all weights, and lora.rank={self.rank} keeps those in init_from: make the "
-               "denoiser first, then start from that")  # fmt: skip
-        yield (not (c.init_from or c.resume or c.eval_only),
-               f"lora.rank={self.rank} needs init_from: the folder of the base, or the config file that trains it")
-        moves, offload = not config.reference_stays(c), memory.Keys.of(c).ref_offload
-        yield (moves or offload or c.ref_from,
-               f"moving_reference={moves}, memory.ref_offload={offload}, ref_from={c.ref_from!r}: with lora.rank the "
-               "reference is the base, which never changes and is always in use: False, False and None")  # fmt: skip
+        yield config.reshapes(c), "adapt=True changes all weights, and lora keeps them: make the denoiser first"
+        yield not (c.init_from or c.resume or c.eval_only), f"lora.rank={self.rank} needs init_from, its base"
+        yield (c.ref_from or not config.reference_stays(c),
+               "with lora.rank the reference is the base, which never changes: leave out moving_reference and ref_from")
 
 
 def is_b(name):

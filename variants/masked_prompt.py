@@ -11,10 +11,8 @@ class Keys(config.Section):
     share: float = config.key(0.15, "one_step: probability that a prompt token is masked", config.FRACTION)
 
     def between_keys(self, c):
-        is_read = c.objective == "grpo" and c.logp_est == "one_step" or c.objective == "pretrain"
-        yield (self.share and not is_read,
-               f"masked_prompt.share={self.share} changes nothing here, it is for objective='grpo' with "
-               "logp_est='one_step'; leave it out")  # fmt: skip
+        yield (self.share and c.objective == "grpo" and c.logp_est != "one_step",
+               f"masked_prompt.share={self.share} changes nothing here, it is for logp_est='one_step'")
 
     def views(self, key, views, rollout, cfg):
         """Mask each token of the prompts with probability `share` in views of completions."""

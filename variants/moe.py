@@ -13,39 +13,34 @@ import jax.numpy as jnp
 
 import model
 from system import kernels, placement, settings, sharding
-from system.sections import Section
-
-ROUTINGS = "softmax", "sigmoid"
+from system.sections import NON_NEGATIVE, POSITIVE_INT, Section, key
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape(Section):
     """The fields of a ModelConfig that describe its experts."""
 
-    n_experts: int = 8  # E, experts per layer, of which each token takes a few
-    experts_per_token: int = 2  # experts that each token goes through
-    d_expert: int = 64  # the width inside an expert
-    routing: str = "softmax"  # how scores are made: softmax (SDAR-MoE), or sigmoid, with a bias to pick by (LLaDA2)
+    n_experts: int = key(8, "E, experts per layer, of which each token takes a few", POSITIVE_INT)
+    experts_per_token: int = key(2, "experts that each token goes through", POSITIVE_INT)
+    d_expert: int = key(64, "the width inside an expert", POSITIVE_INT)
+    routing: str = key("softmax", "how scores are made: softmax (SDAR-MoE), or sigmoid, with a bias (LLaDA2)",
+                       choices=("softmax", "sigmoid"))  # fmt: skip
     norm_routing: bool = False  # the weights of a token's experts are divided by their sum
     routing_scale: float = 1.0  # the weights of a token's experts are multiplied by this
-    expert_groups: int = 1  # the number of groups that the experts form
-    groups_per_token: int = 1  # a token's experts come from this many groups, those with the highest sum of two best
-    n_shared: int = 0  # experts that every token goes through as well
+    expert_groups: int = key(1, "the number of groups that the experts form", POSITIVE_INT)
+    groups_per_token: int = key(1, "groups that a token's experts come from, by their two best", POSITIVE_INT)
+    n_shared: int = key(0, "experts that every token goes through as well", NON_NEGATIVE)
     first_dense: int = 0  # how many of the first layers have one mlp of width d_ff instead of experts
     brings = {"mlp": "moe"}
 
     def between_keys(self, c):
-        for name in ("n_experts", "d_expert", "experts_per_token", "expert_groups", "groups_per_token"):
-            yield getattr(self, name) < 1, f"moe.{name}={getattr(self, name)} must be at least 1"
         E, groups, taken = self.n_experts, self.expert_groups, self.groups_per_token
-        yield self.routing not in ROUTINGS, f"moe.routing={self.routing!r}: one of {', '.join(ROUTINGS)}"
-        yield self.n_shared < 0, f"moe.n_shared={self.n_shared} must be at least 0"
+        reach = E // groups * taken
         yield not 0 <= self.first_dense < c.n_layer, (
             f"moe.first_dense={self.first_dense}: expected 0 to {c.n_layer - 1}, for n_layer={c.n_layer}")
-        yield E % groups, f"moe.n_experts={E} must be divisible by moe.expert_groups={groups}"
-        yield groups > 1 and E < 2 * groups, f"moe.expert_groups={groups}: each needs two experts, moe.n_experts={E}"
+        yield E % groups or groups > 1 and E < 2 * groups, (
+            f"moe.n_experts={E} must be a multiple of moe.expert_groups={groups}, of which each has two or more")
         yield taken > groups, f"moe.groups_per_token={taken}: expected 1 to moe.expert_groups={groups}"
-        reach = E // groups * taken
         yield self.experts_per_token > reach, (
             f"moe.experts_per_token={self.experts_per_token}: expected 1 to {reach}, the experts in reach")
 

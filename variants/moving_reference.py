@@ -34,8 +34,7 @@ class Keys(config.Section):
         return sharding.to_host(new) if memory.Keys.of(cfg).ref_offload else new
 
     def between_keys(self, c):
-        yield (not c.kl_beta, f"moving_reference.mode={self.mode!r} changes nothing here, it is for kl_beta above 0: "
-               "without it there is no reference; leave it out")  # fmt: skip
+        yield not c.kl_beta, f"moving_reference.mode={self.mode!r} changes nothing here, it is for kl_beta above 0"
 
 
 @functools.partial(jax.jit, static_argnames=("mode", "decay", "interval", "mix"))

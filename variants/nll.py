@@ -17,10 +17,7 @@ import rl
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
     coef: float = config.key(0.1, "weight of the negative log-likelihood of right completions", config.NON_NEGATIVE)
-
-    def between_keys(self, c):
-        yield (c.objective != "grpo" and self.coef > 0,
-               f"nll.coef={self.coef} changes nothing with objective={c.objective!r}: leave it out")  # fmt: skip
+    objective = "grpo"
 
     @property
     def term(self):

@@ -1,6 +1,5 @@
 """Noisy copies in pairs with complementary masks: loss and gradient vary less for the same number of forward passes."""
 import dataclasses
-import math
 
 import jax.numpy as jnp
 
@@ -11,6 +10,8 @@ import diffusion
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
     """There are none: --paired=True is all."""
+
+    objective = "pretrain"
 
     @property
     def copies(self):
@@ -23,13 +24,10 @@ class Keys(config.Section):
         yield shape.causal, "paired=True: a causal model reads from left to right and needs paired=False"
 
     def between_keys(self, c):
-        yield c.objective != "pretrain", f"paired=True changes nothing with objective={c.objective!r}: leave it out"
         parts = c.gradient_accumulation_steps
-        yield c.batch_size % 2, f"paired=True uses every row twice: batch_size={c.batch_size} must be even"
-        yield (c.batch_size // 2 % parts,
-               f"paired=True has {c.batch_size // 2} texts in batch_size={c.batch_size}, each with two noisy copies: "
-               f"gradient_accumulation_steps={parts} must divide {c.batch_size // 2}; "
-               f"--gradient_accumulation_steps={math.gcd(c.batch_size // 2, parts)} does")  # fmt: skip
+        yield (c.batch_size % (2 * parts),
+               f"paired=True takes every text twice: batch_size={c.batch_size} must be a multiple of 2 x "
+               f"gradient_accumulation_steps={parts}")
 
 
 def noise(key, batch, cfg, norm="token") -> diffusion.NoisyBatch:
