@@ -140,7 +140,7 @@ def page(title: str, about: list[str], panels: list[Panel], done: bool, **more: 
     """Write the page of a run -> HTML.
 
     about: lines below the title. done: whether the page is final; else it loads itself again. more: result (a text),
-    stages (from `stages`), group (from `telling_group`), evaluations (from `evaluations`) and keys
+    warnings (texts), stages (from `stages`), group (from `telling_group`), evaluations (from `evaluations`) and keys
     [(name, value, default)].
     """
     curves = [{**panel._asdict(), "lines": [line._asdict() for line in panel.lines]} for panel in panels]

@@ -28,6 +28,7 @@ import config
 from checkpoints import checkpoint
 from config import Config
 from data import cache_folder, plain
+from loop import collapse
 from loop import report as pages
 from system import disk, sections, terminal
 
@@ -164,6 +165,7 @@ class Log:
                 self.evaluated = any(key.startswith("val/") for row in rows if row["step"] == step for key in row)
             with disk.replacing(path) as f:
                 f.writelines(json.dumps(row) + "\n" for row in rows)
+        self.watch = collapse.Watch(cfg.group_size)
         self.begun = time.monotonic() - seconds  # which nobody sets back
         disk.write_json(os.path.join(cfg.out_dir, "run.json"), {"config": config.flatten(cfg)})
         self.others = [other for section in cfg.use if (other := section.logger(cfg))]
@@ -251,6 +253,7 @@ def report(cfg: Config, done: bool = False) -> None:
         done,
         result=result(rows),
         stages=pages.stages(rows),
+        warnings=[f"step {row['step']}: {row['warning']}" for row in rows if row.get("warning")],
         group=pages.telling_group(rollouts, shown),
         evaluations=pages.evaluations(samples, shown),
         keys=[(name, str(value), str(default.get(name))) for name, value in ours.items()],
@@ -330,7 +333,7 @@ FORMS = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%
 
 
 def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bool) -> None:
-    """Print the line of an iteration that ended with this State, if it is grpo's.
+    """Warn if an iteration that ended with this State looks like a collapse; grpo: print its line.
 
     logged: also log its metrics, and its first group if there is one. last: the metrics and, in grpo, the "group";
     seconds: that it took."""
@@ -343,6 +346,9 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
         tqdm.write(f"step {state.step:6d}  reward {'  '.join(shown) or 'none'}")
         if values["skipped"]:
             tqdm.write(f"step {state.step:6d}  no update: no reward has an opinion on any completion")
+    for text in run.log.watch.see(values):
+        tqdm.write(f"step {state.step:6d}  warning: {text}")
+        run.log.metrics(state.step, {"warning": text})
     if not logged:
         return
     updates = int(state.opt_state[-1][0].count)  # counted by the optimizer, because skipped iterations made none

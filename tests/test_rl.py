@@ -29,7 +29,7 @@ import train
 from checkpoints import checkpoint, huggingface
 from data.texts import completion_ids, encode_split, split_rows
 from judges import own
-from loop import evaluation, in_memory, rollout_log, run_rewards, runs, setup
+from loop import collapse, evaluation, in_memory, rollout_log, run_rewards, runs, setup
 from loop.start import prepare, with_ids
 from rewards import Scored
 from system import kernels, sections, settings
@@ -1005,6 +1005,18 @@ def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
     assert "language" not in second  # of a row that says nothing there
     with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):
         split_rows(shared.changed(cfg, **{"texts.completion_key": "b"}), "train")
+
+
+@pytest.mark.parametrize("log_interval", [1, 3])
+def test_a_run_that_may_be_collapsing_says_so_and_goes_on(tiny, monkeypatch, capsys, log_interval):
+    monkeypatch.setattr(collapse, "WINDOW", 2)
+    monkeypatch.setitem(collapse.WARNINGS, "reward", lambda means, size: f"alas, of {size}")
+    cfg = tiny(log_interval=log_interval)
+    assert train.train(cfg)[0].step == 4
+    assert capsys.readouterr().out.count("step      2  warning: alas, of 4\n") == 1
+    (row,) = [row for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if row.get("warning")]
+    assert (row["step"], row["warning"]) == (2, "alas, of 4")
+    assert "step 2: alas, of 4" in open(f"{cfg.out_dir}/report.html").read()
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 6}])
