@@ -343,7 +343,8 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
         values["time/update"] = seconds - sum(timed)
     if run.cfg.objective == "grpo":
         shown = [form.format(values[k]) for k, form in FORMS.items() if k in values and np.isfinite(values[k])]
-        tqdm.write(f"step {state.step:6d}  reward {'  '.join(shown) or 'none'}")
+        stages = [f"{k.removeprefix('time/')} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
+        tqdm.write(f"step {state.step:6d}  reward {'  '.join(shown) or 'none'}  {' + '.join(stages)} s")
         if values["skipped"]:
             tqdm.write(f"step {state.step:6d}  no update: no reward has an opinion on any completion")
     for text in run.log.watch.see(values):

@@ -215,6 +215,9 @@ def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
     print(f"{cfg.objective} on {cfg.dataset}: {count_params(state.params):,} parameters{frozen}, {cfg.max_iters} steps "
           f"of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        print(f"memory, at least: {memory.listed(memory.estimate_bytes(cfg))}; all keys: {cfg.out_dir}/run.json")
+        default, nothing = config.flatten(Config()), object()
+        keys = {key: value for key, value in config.flatten(cfg).items() if value != default.get(key, nothing)}
+        print("keys:  " + "  ".join(f"{key}={config.as_typed(value)}" for key, value in keys.items()))
+        print(f"memory, at least: {memory.listed(memory.estimate_bytes(cfg))}")
         if kernels.sixteen_bits_pay(cfg.model):
             print("this CPU has AMX: --dtype=bfloat16 would take about 2/3 of the time, see docs/hardware.md")
