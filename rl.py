@@ -121,7 +121,11 @@ def terms(cfg):
 
 def freezing(cfg):
     """Return the section of a run that trains new parameters beside a frozen base; None: all are trained."""
-    return next((section for section in cfg.use if section.freezes), None)
+    found = [section for section in cfg.use if section.freezes]
+    if len(found) > 1:
+        names = " and ".join(map(config.variant_of, found))
+        raise ValueError(f"{names} each train parameters of their own: leave one out")
+    return found[0] if found else None
 
 
 def split(params, key, cfg):

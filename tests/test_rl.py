@@ -37,6 +37,7 @@ from variants import (  # noqa: F401  (estimators)
     entropy_bonus,
     estimators,
     judge,
+    lora,
     moving_reference,
     repetition_penalty,
     reward_clip,
@@ -551,13 +552,23 @@ def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place,
 
 
 # ---- the rest ----
+
+
+def test_two_variants_that_train_parameters_of_their_own_are_refused():
+    freezes = type("Other", (sections.Section,), {"freezes": True, "__module__": "variants.other"})
+    both = types.SimpleNamespace(use=(freezes(), lora.Keys()))
+    with pytest.raises(ValueError, match="other and lora each train parameters of their own: leave one out"):
+        rl.freezing(both)
+
+
 def test_a_run_says_how_each_iteration_went_and_logs_what_its_first_group_wrote(tiny, place, capsys):
     shown = ("exact", f"{place}/my.py:short")
     cfg = tiny(rewards=shown, reward_weights=(1.0, 0.5), max_iters=3, log_interval=2, eval_interval=9, kl_beta=0.1,
                pass_at=0.5, **{"runs.log_samples": 2, "evaluation.samples": 1})  # fmt: skip
     train.train(cfg)
     out = capsys.readouterr().out
-    told = re.findall(r"^step +(\d)  reward (\S+)  ± \S+  pass (\S+)%  entropy \S+  kl \S+$", out, re.M)
+    line = r"^step +(\d)  reward (\S+)  ± \S+  pass (\S+)%  entropy \S+  kl \S+  rollout \S+ \+ .* s$"
+    told = re.findall(line, out, re.M)
     assert [t[0] for t in told] == ["1", "2", "3"], told
     (row,), rows = (runs.read_lines(f"{cfg.out_dir}/{name}.jsonl") for name in ("rollouts", "metrics"))
     (logged,) = (r for r in rows if "reward" in r)

@@ -793,7 +793,7 @@ def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causa
     assert ask()[1] == answer("Add.", "Now: 3_1") != answer("Add.", "3_1")
     assert ask("--texts.instruction=")[1] == answer("Add.", "3_1")
     assert ask("--texts.chat_template=None", "--texts.instruction=None", prompt="3+1")[1] == said("3+1")
-    assert "one of chatml, llada" in ask("--texts.chat_template=alpaca")[2]
+    assert "one of None, chatml, llada" in ask("--texts.chat_template=alpaca")[2]
     assert "'llada' writes <|end_header_id|>" in ask("--texts.chat_template=llada")[2]
 
 
