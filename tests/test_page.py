@@ -42,8 +42,10 @@ def loaded(kind, name=None, seed=0, tok=TOK, trained=None):
                               pad_id=tok.pad_id)  # fmt: skip
     params = jax.tree.map(np.asarray, model.init(jax.random.key(seed), cfg))
     rng, larger = np.random.default_rng(0), {"q": 3, "k": 3, "o": 8}
-    blocks = [{key: w + 0.3 * rng.normal(size=w.shape) if key.endswith(("norm", "bias")) else w * larger.get(key, 1)
-               for key, w in layer.items()} for layer in params["blocks"]]  # fmt: skip
+    noise = {key: 0.3 * rng.normal(size=(cfg.n_layer, *w.shape)) for key, w in params["blocks"][0].items()
+             if key.endswith(("norm", "bias"))}  # fmt: skip
+    blocks = [{key: w + noise[key][i] if key in noise else w * larger.get(key, 1) for key, w in layer.items()}
+              for i, layer in enumerate(params["blocks"])]  # fmt: skip
     larger = {"embed": 20} if cfg.tie_embeddings else {"embed": 8, "head": 40}
     params = {key: w * larger.get(key, 1) for key, w in params.items() if key != "blocks"} | {"blocks": blocks}
     return complete.Model(name or kind, in_16_bits(params), cfg, tok, trained or {})
