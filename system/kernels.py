@@ -77,18 +77,18 @@ def matmul(x, w, dtype=None):
 
 
 def after(first, tree):
-    """Return a tree of arrays in a form that XLA cannot compute before the array `first` is there: it adds 0 * first to
-    them, and does not know that this is 0, as `first` may be infinite."""
+    """Return a tree of arrays in a form that XLA cannot compute before the array `first` is there. 0 times a number of
+    `first` is added to them; XLA does not know that this is 0, because the number may be infinite."""
     zero = 0 * jax.lax.stop_gradient(first).reshape(-1)[0].astype("float32")
     return jax.tree.map(lambda a: a + zero.astype(a.dtype), tree)
 
 
 def recomputed(run, x, *others):
-    """Return run(x, *others), of which nothing is kept for the gradient but its inputs: it computes run once more.
+    """Return run(x, *others). The backward pass keeps only these inputs, and computes run a second time. run must not
+    read other arrays.
 
-    jax.checkpoint does that too, with barriers, but XLA drops them on a CPU: it finds that the second computation is
-    the first, and keeps that in memory. So here the second one waits for g, the gradient that comes back. All arrays
-    that run reads are inputs."""
+    jax.checkpoint does the same with barriers, which XLA drops on a CPU. Then it finds that both computations are one,
+    and keeps the first in memory. Here the second one waits for g, the gradient of the result, so it is another."""
 
     @jax.custom_vjp
     def once(*inputs):

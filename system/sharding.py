@@ -110,7 +110,8 @@ def take(tree: Any, rows: Any) -> Any:
     return jax.tree.map(take_rows, tree)
 
 
-take_together = jax.jit(take)  # one program, where `take` outside of one compiles several for each array
+# For use outside of compiled functions, where `take` would compile several programs for each array: one for all.
+take_together = jax.jit(take)
 
 
 def cut(tree: Any, n: int) -> Any:
@@ -133,7 +134,7 @@ def joined(tree: Any) -> Any:
 
 def stacked(layers: list) -> dict:
     """List the parameters of layers [{name: shape}, ...] as stacks {name: (n, *shape)} over the n layers that have the
-    name: a new model is drawn so."""
+    name. A new model is drawn in stacks, so that a seed gives the numbers that it gave when layers were stored so."""
     shapes = {name: shape for layer in layers for name, shape in layer.items()}
     return {name: (sum(name in layer for layer in layers), *shape) for name, shape in shapes.items()}
 
