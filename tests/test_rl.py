@@ -460,6 +460,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"paired": True}, "paired changes nothing with objective='grpo': leave it out"),
     ({"loss_norm": "completion"}, "set loss_norm='token'"),
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
+    ({"adv_norm": "mean", "reward_norm": "each"}, "adv_norm='mean' changes nothing here, it is for reward_norm='sum'"),
     ({"moving_reference.mode": "ema"}, "moving_reference.mode='ema' changes nothing here, it is for kl_beta above 0"),
     ({"rewards": ("length(target=x)",)}, "target=x should be a number"),
 ])  # fmt: skip
