@@ -48,7 +48,7 @@ def centred(rewards: np.ndarray, baseline: str, scale: str, eps: float) -> np.nd
     lowest = np.where(np.isnan(rewards), np.inf, rewards).min(1, keepdims=True)
     rewards = rewards - lowest
     mean, std, n = moments(rewards, 1)
-    adv = rewards - mean
+    adv = lowest + rewards if baseline == "none" else rewards - mean
     if baseline == "loo":  # RLOO: the mean of the others is n / (n - 1) times as far away
         adv = adv * (n / np.maximum(n - 1, 1))
     with np.errstate(invalid="ignore"):  # 0 / 0, where eps is 0 and nothing differs
@@ -68,7 +68,7 @@ def advantages(
     """Compare every completion with the others of its group.
 
     rewards (R, N, G), nan for no opinion; weights (R,) -> (N, G) float32, 0 where no reward has an opinion.
-    baseline: subtract the mean of the group ("mean"), or of its other completions ("loo").
+    baseline: subtract the mean of the group ("mean"), of its other completions ("loo"), or nothing ("none").
     scale: divide by the standard deviation of the "group" or the "batch", or by nothing ("none", Dr. GRPO). Divided by
     the group's, very easy and very hard prompts count as much as those in between. "mean" divides by the group's mean
     reward (MaxRL): for rewards of 0 and 1 that raises log p(right) instead of p(right), so hard prompts count most.

@@ -155,8 +155,8 @@ class Config:
                           POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
 
-    adv_baseline: str = key("mean", "mean: of the group; loo: of the other completions", choices=("mean", "loo"),
-                            section="grpo: advantages and loss, see grpo.py")
+    adv_baseline: str = key("mean", "mean: of the group; loo: of the other completions; none: the reward itself",
+                            choices=("mean", "loo", "none"), section="grpo: advantages and loss, see grpo.py")
     adv_norm: str = key("group", "divide by the standard deviation of the group, the batch, or none; mean: by the mean "
                         "reward of the group (MaxRL)", choices=("group", "batch", "none", "mean"))
     adv_eps: float = key(1e-4, "added to the standard deviation", NON_NEGATIVE)
@@ -356,6 +356,8 @@ def between_keys_of_grpo(c):
         (c.mask_ratio_min > c.mask_ratio_max or c.logp_est == "coupled" and c.mask_ratio_max == 1,
          f"mask_ratio_min={c.mask_ratio_min} must be at most mask_ratio_max={c.mask_ratio_max}, and that below 1 for "
          "logp_est='coupled', which divides by 1 - t"),
+        (c.adv_baseline == "none" and (c.adv_norm in ("group", "mean") or c.reward_norm == "each"),
+         "adv_baseline='none' takes a reward as it is: set adv_norm='none' or 'batch', and reward_norm='sum'"),
         (c.early_end and c.score_after_end,
          "early_end=True samples nothing after an end of text, and score_after_end=True trains on that: leave one out"),
         (c.temperature == 0 or c.top_k == 1,
