@@ -32,6 +32,7 @@ from variants import (  # noqa: F401
     entropy_bonus,
     losses,
     moving_reference,
+    regress,
     repetition_penalty,
 )
 
@@ -148,6 +149,18 @@ def test_left_out_of_its_own_baseline_a_reward_is_compared_with_the_mean_of_the_
     expected = np.array([[row[i] - np.delete(row, i).mean() for i in range(4)] for row in r])
     for scale, std in (("group", r.std(1, ddof=1, keepdims=True)), ("batch", r.std(ddof=1)), ("none", 1)):
         close(advantages(jnp.array(r)[None], baseline="loo", scale=scale, eps=0), expected / std)
+
+
+def test_without_a_baseline_every_right_completion_counts_the_same():
+    """Rejection sampling: also in a group in which all are right."""
+    r = np.array([[[1, 0, np.nan, 1], [1, 1, 1, 1.0]]])
+    close(advantages(r, baseline="none", scale="none"), np.nan_to_num(r[0]))
+    close(advantages(1e8 * r, baseline="none", scale="none"), 1e8 * np.nan_to_num(r[0]))
+    keys = dict(objective="grpo", init_from="a", adv_baseline="none")
+    config.Config(**keys, adv_norm="none")
+    for wrong in ({"adv_norm": "group"}, {"adv_norm": "batch", "reward_norm": "each"}):
+        with pytest.raises(ValueError, match="takes a reward as it is: set adv_norm='none'"):
+            config.Config(**keys | wrong)
 
 
 def test_completions_without_opinions_are_left_out_and_a_single_opinion_gives_no_advantage():
@@ -277,6 +290,29 @@ def test_cispos_weight_stops_at_its_cap_but_never_its_gradient():
     for A in (GOOD, BAD):
         capped = LossConfig("cispo", use=(cispo.Keys(cap=3.0),))
         close(at(RHO, A, capped), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
+
+
+def test_the_regression_is_reinforce_while_its_target_is_out_of_reach_and_then_has_no_gradient():
+    """At GDSD's constants: the sum of log-ratios is clipped at 0.0004, beside advantages of 0.4 and more."""
+    lengths = COUNTS.sum(1, keepdims=True)
+    cfg = LossConfig("regress", "sequence", use=(regress.Keys(scale=1.0, clip=4e-4 / 4),))
+    drift = np.array([[3e-4], [-3e-4], [2e-4]]) / 4  # in the clip
+    _, grad, metrics = evaluate(cfg, old=NEW - drift)
+    reinforce = -np.asarray(ADV)[:, None] / lengths / 3 * COUNTS
+    close(grad / np.abs(reinforce).max(), reinforce / np.abs(reinforce).max(), 3e-4)  # drift / advantage
+    assert metrics["regress_clip_ratio"] == 0
+    _, grad, metrics = evaluate(cfg, old=NEW - 10 * drift)
+    assert not grad.any() and metrics["regress_clip_ratio"] == 1
+
+
+def test_the_regression_pulls_a_completion_to_its_target_from_both_sides():
+    cfg = LossConfig("regress", "sequence", use=(regress.Keys(scale=0.1),))
+    target = 0.1 * np.asarray(ADV)[:, None]
+    signs = [np.sign(evaluate(cfg, old=NEW - far * target)[1]).sum(1) for far in (0.5, 2.0)]
+    close(evaluate(cfg, old=NEW - target)[1], 0, 1e-7)
+    assert (signs[0] == -signs[1]).all() and (np.sign(ADV) * signs[1] > 0).all()
+    with pytest.raises(ValueError, match="set ratio_level='sequence'"):
+        config.Config(objective="grpo", init_from="a", loss_type="regress")
 
 
 def test_metrics_count_tokens_that_are_clipped_not_padding():

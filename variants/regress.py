@@ -27,12 +27,12 @@ class Keys(sections.Section):
 
 
 def regression(ratio, logp, adv, cfg):
-    """(log ratio - scale * adv) ** 2 / 2, all (B, 1)."""
+    """(log ratio - scale * adv) ** 2 / (2 * scale), where a ratio of 1 has the gradient of REINFORCE."""
     keys = Keys.of(cfg)
     drift = jnp.log(ratio)
     if keys.clip:
         drift = grpo.clamp(drift, -keys.clip, keys.clip)
-    return (drift - keys.scale * adv) ** 2 / 2
+    return (drift - keys.scale * adv) ** 2 / (2 * keys.scale)
 
 
 def metrics(ratio, batch, cfg):
