@@ -357,6 +357,13 @@ def prompt_text(row: Row, template: Callable[..., str] | None = None) -> str:
     return template(row["prompt"], turns) if template else row["prompt"]
 
 
+def prompt_ids(row: Row, tok: Tokenizer, template: Callable[..., str] | None = None) -> list[int]:
+    """Encode the prompt of a row as a model reads it, behind its first token; without a prompt there is no such token,
+    as a window of a document is not its beginning. template: from `chat`."""
+    ids = tok.encode(prompt_text(row, template), bool(template), mask=False)
+    return tok.add_bos(ids) if ids else ids
+
+
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
@@ -406,8 +413,7 @@ def fitting(rows, tok, prompt_len, completion_len, template):
     """Encode the rows that fit -> [(index of the row, prompt, completion or a window of it)], notes."""
     examples, notes, long_prompts, long_completions = [], collections.Counter(), [], []
     for i, row in enumerate(rows):
-        prompt = tok.encode(prompt_text(row, template), bool(template), mask=False)
-        prompt = tok.add_bos(prompt) if prompt else prompt  # a window of a document is not its beginning
+        prompt = prompt_ids(row, tok, template)
         completion = tok.encode(row["completion"]) if "completion" in row else [tok.mask_id] * completion_len
         windows = [completion[j : j + completion_len] for j in range(0, len(completion), completion_len)] or [[]]
         if len(prompt) > prompt_len:

@@ -18,6 +18,7 @@ import data
 import diffusion
 import model
 from checkpoints import checkpoint
+from data import texts
 from system import sharding
 
 MAX_LEN = 4096  # the most tokens of prompt and completion that a judge reads
@@ -27,16 +28,17 @@ WIDTHS = [8 * w << i for i in range(16) for w in (2, 3)]  # of token arrays, eac
 # ---- models as rewards -----------------------------------------------------------------------------------------------
 
 
-def encode(prompts, completions, tok, max_len):
+def encode(rows, completions, tok, max_len, template=None):
     """Encode prompt + completion + end of text, padded on the left -> tokens (B, T) int32, valid (B, T) bool.
 
-    T is the longest text rounded up to one of WIDTHS, at most max_len. Longer texts lose their beginning. tok is the
-    judge's own tokenizer, which may differ from the policy's.
+    rows have the prompts and, where there are some, the messages before them; template: see data.chat. T is the longest
+    text rounded up to one of WIDTHS, at most max_len. Longer texts lose their beginning. tok is the judge's own
+    tokenizer, which may differ from the policy's.
     """
     ids = []
-    for prompt, text in zip(prompts, completions, strict=True):
-        row = [*tok.add_bos(tok.encode(prompt)), *tok.encode(text), tok.eos_id]
-        ids.append(row[-max_len:])
+    for row, text in zip(rows, completions, strict=True):
+        whole = [*data.prompt_ids(row, tok, template), *tok.encode(text), tok.eos_id]
+        ids.append(whole[-max_len:])
     longest = max(map(len, ids), default=1)
     width = min(max_len, next(w for w in WIDTHS if w >= longest))
     tokens = np.full((len(ids), width), tok.pad_id, np.int32)
@@ -45,6 +47,12 @@ def encode(prompts, completions, tok, max_len):
         tokens[i, -len(row) :] = row
         valid[i, -len(row) :] = True
     return tokens, valid
+
+
+def rows_of(prompts, messages_before):
+    """Put the columns of a reward back into rows; messages_before: of each prompt, or None if no row has any."""
+    before = messages_before or [None] * len(prompts)
+    return [{"prompt": p} | ({"messages_before": m} if m else {}) for p, m in zip(prompts, before, strict=True)]
 
 
 def in_batches(fn, *arrays, size):
@@ -72,15 +80,17 @@ def rate(params, tokens, cfg, valid):
     return sharding.replicate(pooled @ params["head"][:, 0])
 
 
-def judge(params: Any, cfg: model.ModelConfig, tok: Any, batch_size: int = 32, max_len: int = MAX_LEN) -> Callable:
-    """Make a reward of a judge: the sigmoid of its score, in (0, 1); blank text scores 0."""
+def judge(
+    params: Any, cfg: model.ModelConfig, tok: Any, batch_size: int = 32, max_len: int = MAX_LEN, template: Any = None
+) -> Callable:
+    """Make a reward of a judge: the sigmoid of its score, in (0, 1); blank text scores 0. template: see `encode`."""
 
     @jax.jit
     def score(params, tokens, valid):
         return rate(params, tokens, cfg, valid)
 
-    def reward(prompts, completions):
-        arrays = encode(prompts, completions, tok, max_len)
+    def reward(prompts, completions, messages_before=None):
+        arrays = encode(rows_of(prompts, messages_before), completions, tok, max_len, template)
         scores = in_batches(functools.partial(score, params), *arrays, size=batch_size)
         return [float(p) if text.strip() else 0.0 for p, text in zip(sigmoid(scores), completions, strict=True)]
 
@@ -93,6 +103,7 @@ def coherence(
     tok: Any,
     batch_size: int = 32,
     max_len: int = MAX_LEN,
+    template: Any = None,
 ) -> Callable:
     """Make a reward of a frozen language model: the mean log-prob per token of a completion, its end of text included.
 
@@ -104,8 +115,8 @@ def coherence(
     def bound(params, tokens, valid, maskable):
         return diffusion.likelihood(params, data.Batch(tokens, maskable, valid), jax.random.key(0), cfg)
 
-    def reward(prompts, completions):
-        tokens, valid = encode(prompts, completions, tok, max_len)
+    def reward(prompts, completions, messages_before=None):
+        tokens, valid = encode(rows_of(prompts, messages_before), completions, tok, max_len, template)
         width = tokens.shape[1]
         length = np.array([min(len(tok.encode(text)) + 1, width) for text in completions])  # with the end of text
         completion = np.arange(width) >= width - length[:, None]
@@ -118,14 +129,17 @@ def coherence(
 def load(folder: Any, dtype: str = "float32") -> Callable:
     """Load a judge -> its reward. dtype: to compute in."""
     found, _ = checkpoint.best(data.local_copy(folder))
-    best = checkpoint.read_run(found).get("best") or {}
+    run = checkpoint.read_run(found)
+    best, keys = run.get("best") or {}, run.get("config", {})
     params, cfg = checkpoint.load(found, dtype)
     tok = data.open_tokenizer(found, cfg.vocab_size)
     if not model.width(params):
         raise ValueError(f"judge_from={folder!r} is not a judge, as its head has not width 1: name the folder of one")
     tested = f"{best['measure']} {best['score']:.3f} on held-out texts" if best else "never tested on held-out texts"
     print(f"judge {found}: {tested}")
-    return judge(params, cfg, tok)
+    template = data.chat(*(keys.get(f"texts.{key}") for key in ("chat_template", "system_prompt")), tok,
+                         keys.get("texts.instruction"))  # fmt: skip
+    return judge(params, cfg, tok, template=template)
 
 
 def rewards_of(cfg: Any, tok: Any, names: tuple[str, ...]) -> dict[str, Callable]:
@@ -133,5 +147,5 @@ def rewards_of(cfg: Any, tok: Any, names: tuple[str, ...]) -> dict[str, Callable
     made = {"judge": load(cfg.judge_from, cfg.model.dtype)} if cfg.judge_from else {}
     if "coherence" in names and cfg.init_from:
         params, _ = checkpoint.load(cfg.init_from, cfg.model.dtype, checkpoint.Keys.of(cfg).open_as)
-        made["coherence"] = coherence(params, cfg.model, tok)
+        made["coherence"] = coherence(params, cfg.model, tok, template=texts.template_of(cfg, tok))
     return made

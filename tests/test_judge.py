@@ -1,5 +1,6 @@
 """judges/model_judge.py, variants/judge.py: pairs, the loss, the judge and the likelihood as rewards."""
 import dataclasses
+import functools
 import json
 import math
 
@@ -11,9 +12,10 @@ import shared
 from shared import byte_model
 
 import config
+import data
 import model
 from checkpoints import huggingface
-from data import Tokenizer
+from data import Tokenizer, texts
 from judges import model_judge
 from loop import start
 from tools import complete
@@ -24,6 +26,7 @@ IDS = dict(vocab_size=259, mask_id=TOK.mask_id, eos_id=TOK.eos_id, pad_id=TOK.pa
 CFG = shared.shape(n_layer=1, n_head=2, d_model=16, **IDS)
 init = jax.jit(model.init, static_argnames=("cfg", "n_out"))  # one program instead of twenty
 SCORER = init(jax.random.key(0), CFG, n_out=1)
+rows = functools.partial(model_judge.rows_of, messages_before=None)
 ROWS = [{"prompt": "p", "completion": f"one {i} two three four five"} for i in range(40)]
 
 
@@ -39,7 +42,7 @@ def test_a_text_has_the_same_score_in_every_batch_and_blank_text_none():
 
 
 def test_the_reward_is_the_sigmoid_of_the_models_score():
-    tokens, valid = model_judge.encode(["ab"], ["c"], TOK, 6)
+    tokens, valid = model_judge.encode(rows(["ab"]), ["c"], TOK, 6)
     assert tokens.tolist() == [[TOK.pad_id, TOK.pad_id, *TOK.encode("abc"), TOK.eos_id]]
     assert valid.tolist() == [[False, False, True, True, True, True]]
     score = float(model_judge.rate(SCORER, tokens, CFG, valid)[0])
@@ -48,18 +51,47 @@ def test_the_reward_is_the_sigmoid_of_the_models_score():
         assert model_judge.judge(SCORER, CFG, TOK, batch_size=2, max_len=max_len)(["ab"], ["c"]) == [expected]
 
 
+def test_judge_and_coherence_read_a_prompt_as_the_policy_does(tmp_path):
+    """In the template of the run, with its first token and the messages before it; they read the bare prompt before."""
+    roles = {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"}
+    tok = Tokenizer({bytes([b]): b for b in range(256)}, {name: 256 + i for i, name in enumerate(
+        [*roles.values(), "<|im_start|>", "<|im_end|>"])}, roles=roles)  # fmt: skip
+    cfg = dataclasses.replace(CFG, vocab_size=261)
+    params, scorer = (init(jax.random.key(0), cfg, n_out=n) for n in (None, 1))
+    row = {"prompt": "2+3", "messages_before": [{"role": "user", "content": "add"}]}
+    asked = [row["prompt"]], ["5"], [row["messages_before"]]
+    template = data.chat("chatml", None, tok)
+    policy = data.encode([row | {"completion": "5"}], tok, 200, 1, template)[0]
+    tokens, valid = model_judge.encode([row], ["5"], tok, 256, template)
+    assert tokens[valid].tolist() == [*policy.tokens[policy.valid], tok.eos_id]
+    pair = judge.encode_pairs(judge.Pairs([row], ["5"], ["6"], ["x"]), tok, 256, template)
+    assert pair["better"].tolist() == tokens.tolist()
+    folder = tmp_path / "judge"
+    huggingface.save(folder, scorer, cfg)
+    tok.save(folder)
+    (folder / "run.json").write_text(json.dumps({"config": {"model.mlp": "swiglu", "texts.chat_template": "chatml"}}))
+    expected = model_judge.judge(scorer, cfg, tok, template=template)(*asked)
+    assert model_judge.load(folder)(*asked) == expected != model_judge.judge(scorer, cfg, tok)(*asked[:2])
+    huggingface.save(tmp_path / "policy", params, cfg)
+    run = dataclasses.replace(config.Config(), init_from=str(tmp_path / "policy"), model=cfg,
+                              use=(texts.Keys(chat_template="chatml"),))  # fmt: skip
+    coherence = model_judge.rewards_of(run, tok, ("coherence",))["coherence"]
+    assert coherence(*asked) == model_judge.coherence(params, cfg, tok, template=template)(*asked)
+    assert coherence(*asked) != coherence(*asked[:2])
+
+
 def test_texts_are_as_wide_as_the_longest_needs_lose_their_beginning_and_what_is_cut_is_said(capsys):
-    tokens, valid = model_judge.encode(["prompt"], ["12345"], TOK, 4)
+    tokens, valid = model_judge.encode(rows(["prompt"]), ["12345"], TOK, 4)
     assert tokens[0].tolist() == [*TOK.encode("345"), TOK.eos_id] and valid.all()
     sizes = (1, 32, *range(33, 4097, 97), 4096)
-    widths = {n: model_judge.encode([""], ["x" * (n - 1)], TOK, 4096)[0].shape[1] for n in sizes}
+    widths = {n: model_judge.encode(rows([""]), ["x" * (n - 1)], TOK, 4096)[0].shape[1] for n in sizes}
     assert len(set(widths.values())) <= 17 and widths[32] == 32 and widths[4096] == 4096
     assert all(n <= width <= 1.5 * max(n, 16) for n, width in widths.items())
-    shape = lambda *texts: model_judge.encode(*texts, TOK, 64)[0].shape
+    shape = lambda prompts, texts: model_judge.encode(rows(prompts), texts, TOK, 64)[0].shape
     assert shape(["a"], ["b"]) == (1, 16) and shape([], []) == (0, 16)
-    tokens, valid = model_judge.encode(["ab", "a"], ["c" * 20, "d"], TOK, 64)
+    tokens, valid = model_judge.encode(rows(["ab", "a"]), ["c" * 20, "d"], TOK, 64)
     assert tokens.shape == (2, 24) and valid.sum(1).tolist() == [23, 3]
-    pair = judge.Pairs(["p"], ["c" * 20], ["d"], ["x"])
+    pair = judge.Pairs([{"prompt": "p"}], ["c" * 20], ["d"], ["x"])
     judge.encode_pairs(pair, TOK, 64)
     assert not capsys.readouterr().out
     assert judge.encode_pairs(pair, TOK, 8)["better"].shape == (1, 8)
@@ -82,7 +114,7 @@ def test_a_judge_is_loaded_from_its_folder_and_says_how_good_it_is(tmp_path, cap
     made = model_judge.load(tmp_path)
     assert made(["p"], ["one"]) == model_judge.judge(SCORER, CFG, TOK)(["p"], ["one"])
     assert "step-000005: val/pair_acc 0.934 on held-out texts" in capsys.readouterr().out
-    monkeypatch.setattr(model_judge, "judge", lambda params, cfg, tok: (params["embed"].dtype, cfg.dtype))
+    monkeypatch.setattr(model_judge, "judge", lambda params, cfg, tok, **_: (params["embed"].dtype, cfg.dtype))
     assert model_judge.load(tmp_path, "bfloat16") == ("bfloat16", "bfloat16")  # kept in it, and computes in it
 
 
@@ -137,7 +169,7 @@ def test_coherence_of_a_causal_model_is_its_exact_log_prob():
 
 def test_the_worse_text_of_a_pair_is_another_text():
     p = judge.make_pairs(ROWS, seed=0)
-    assert len(p.prompts) == len(p.better) == len(p.worse) == len(p.kinds) > 30
+    assert len(p.rows) == len(p.better) == len(p.worse) == len(p.kinds) > 30
     assert all(a != b for a, b in zip(p.better, p.worse, strict=True))
     assert set(p.kinds) == {"swapped", "lost", "replaced", "another row"}
     assert judge.make_pairs(ROWS, seed=0) == p != judge.make_pairs(ROWS, seed=1)
@@ -175,7 +207,7 @@ def test_preferences_of_the_user_are_taken_as_they_are():
 
 
 def test_the_loss_is_bradley_terry_and_the_cross_entropy_of_being_better():
-    batch = judge.encode_pairs(judge.Pairs(["p"], ["good"], ["bad"], ["x"]), TOK, 6)
+    batch = judge.encode_pairs(judge.Pairs([{"prompt": "p"}], ["good"], ["bad"], ["x"]), TOK, 6)
     b, w = (float(model_judge.rate(SCORER, batch[s], CFG, batch[s + "_valid"])[0]) for s in ("better", "worse"))
     log_sigmoid = lambda s: -math.log1p(math.exp(-s))
     expected = -log_sigmoid(b - w) - (log_sigmoid(b) + log_sigmoid(-w)) / 2
@@ -184,7 +216,7 @@ def test_the_loss_is_bradley_terry_and_the_cross_entropy_of_being_better():
 
 
 def test_the_report_names_the_kinds_of_pairs():
-    p = judge.Pairs(["p"] * 4, list("abcd"), list("efgh"), ["x", "x", "y", "y"])
+    p = judge.Pairs([{"prompt": "p"}] * 4, list("abcd"), list("efgh"), ["x", "x", "y", "y"])
     out = judge.pair_metrics(np.array([1, 2, 3, 4.0]), np.array([0, 3, 0, 0.0]), p)
     assert (out["val/pair_acc"], out["val/pair_acc/x"], out["val/pair_acc/y"]) == (0.75, 0.5, 1.0)
 

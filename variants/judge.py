@@ -38,9 +38,9 @@ class Keys(config.Section):
 
 
 class Pairs(NamedTuple):
-    """N prompts with a better and a worse completion."""
+    """N rows with a prompt, and for each a better and a worse completion."""
 
-    prompts: list
+    rows: list
     better: list
     worse: list
     kinds: list  # why the worse text is worse
@@ -87,39 +87,39 @@ def make_pairs(rows: list[dict], seed: int, refill: Callable | None = None) -> P
     is a spoiled copy or, for every second row, a copy refilled by a generator: refill(rows, seed) -> texts, kinds, with
     an empty kind for texts that do not fit. Rows whose copy equals the completion are left out.
     """
-    prompts = [row["prompt"] for row in rows]
     if all("chosen" in row and "rejected" in row for row in rows):
         chosen, rejected = [row["chosen"] for row in rows], [row["rejected"] for row in rows]
-        return Pairs(prompts, chosen, rejected, ["rejected"] * len(rows))
+        return Pairs(rows, chosen, rejected, ["rejected"] * len(rows))
     if not all("completion" in row and "score" not in row for row in rows):
         raise ValueError("a judge learns from rows with chosen and rejected (write rows with a score as such pairs), "
                          f"or with a completion that is right; the first row has {', '.join(rows[0])}")  # fmt: skip
     better = [row["completion"] for row in rows]
     rng = np.random.default_rng(seed)
     others = (better[rng.integers(len(rows))] for _ in rows)  # lazily, between the draws of make_worse
-    worse = [make_worse(rng, *row) for row in zip(better, others, map(bool, prompts), strict=True)]
+    has_prompt = [bool(row["prompt"]) for row in rows]
+    worse = [make_worse(rng, *row) for row in zip(better, others, has_prompt, strict=True)]
     if refill:
         for i, (text, kind) in enumerate(zip(*refill(rows[::2], seed), strict=True)):
             if kind:
                 worse[2 * i] = text, kind
     differ = [i for i, (text, _) in enumerate(worse) if text != better[i]]  # a refilled text may be right
     return Pairs(
-        prompts=[prompts[i] for i in differ],
+        rows=[rows[i] for i in differ],
         better=[better[i] for i in differ],
         worse=[worse[i][0] for i in differ],
         kinds=[worse[i][1] for i in differ],
     )
 
 
-def encode_pairs(pairs: Pairs, tok: Any, max_len: int) -> dict[str, Any]:
+def encode_pairs(pairs: Pairs, tok: Any, max_len: int, template: Any = None) -> dict[str, Any]:
     """Encode Pairs -> {"better", "worse": tokens (N, T), "better_valid", "worse_valid" (N, T)}.
 
     T may differ between better and worse. Texts of more than max_len tokens lose their beginning, which is reported."""
     sides = {"better": pairs.better, "worse": pairs.worse}
     sizes = [
-        len(tok.encode(prompt + text)) + 1
+        len(data.prompt_ids(row, tok, template)) + len(tok.encode(text)) + 1
         for side in sides.values()
-        for prompt, text in zip(pairs.prompts, side, strict=True)
+        for row, text in zip(pairs.rows, side, strict=True)
     ]
     if longer := sum(size > max_len for size in sizes):
         tqdm.write(
@@ -128,7 +128,7 @@ def encode_pairs(pairs: Pairs, tok: Any, max_len: int) -> dict[str, Any]:
         )
     arrays = {}
     for name, side in sides.items():
-        arrays[name], arrays[name + "_valid"] = encode(pairs.prompts, side, tok, max_len)
+        arrays[name], arrays[name + "_valid"] = encode(pairs.rows, side, tok, max_len, template)
     return arrays
 
 
@@ -164,7 +164,7 @@ def refill_rows(rows, seed, generator, cfg, tok):
     "" if the row does not fit.
     """
     rng = np.random.default_rng(seed)
-    template = texts.template_of(cfg, tok)  # the generator's; a judge reads prompts as they are
+    template = texts.template_of(cfg, tok)
     arrays, row_of, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
     maskable = arrays.maskable & (arrays.tokens != tok.eos_id)
     n, temperatures = len(maskable), Keys.of(cfg).temperatures
@@ -209,10 +209,11 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
     val_rows = texts.split_rows(cfg, "val")[: cfg.eval_size]
     train_pairs, val_pairs = make_pairs(train_rows, cfg.seed, refill), make_pairs(val_rows, cfg.seed + 1, refill)
     for split, pairs in (("train", train_pairs), ("val", val_pairs)):
-        if not pairs.prompts:
+        if not pairs.rows:
             raise ValueError(f"{cfg.dataset}/{split}: no pair is left: every completion equals its spoiled copy, as an "
                              "empty one does")  # fmt: skip
-    train, val = encode_pairs(train_pairs, tok, max_len), encode_pairs(val_pairs, tok, max_len)
+    template = texts.template_of(cfg, tok)
+    train, val = (encode_pairs(pairs, tok, max_len, template) for pairs in (train_pairs, val_pairs))
     score = jax.jit(functools.partial(rate, cfg=cfg.model))
 
     def init(key):
@@ -236,7 +237,8 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
 
         better, worse = score_side("better"), score_side("worse")
         columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")
-        rows = zip(*val_pairs, better.tolist(), worse.tolist(), strict=True)
+        prompts = [row["prompt"] for row in val_pairs.rows]
+        rows = zip(prompts, *val_pairs[1:], better.tolist(), worse.tolist(), strict=True)
         return pair_metrics(better, worse, val_pairs), [dict(zip(columns, row, strict=True)) for row in rows]
 
     return rl.Task(init, iterate, part_loss, evaluate, len(train["better"]), "val/pair_acc")
