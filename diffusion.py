@@ -283,27 +283,6 @@ def split_weight(masked, w):
     return Views(masked, mean, share)
 
 
-def one_step(key, completion, inputs):
-    """d1: mask the whole completion. (variants/masked_prompt.py also masks tokens of the prompt.)"""
-    masked = completion[:, None]
-    return Views(masked, masked, completion)
-
-
-def coupled(key, completion, inputs):
-    """DiffuCoder: mask everything; a random part of ratio t; the rest. The weights belong to the definition (Eq. 7,
-    lambda = 1) and sum to 1.5 on average, which stretches ratios and KL by as much."""
-    t_key, mask_key = jax.random.split(key)
-    low, high = inputs.t_range
-    t = low + (high - low) * strata(t_key, len(completion))
-    t = t[:, None]
-    draws = jax.random.uniform(mask_key, completion.shape)
-    part = completion & (draws < t)
-    rest = completion & ~part
-    masked = jnp.stack([completion, part, rest], 1)
-    weights = jnp.stack([completion, part / t, rest / (1 - t)], 1)
-    return Views(masked, weights / 2, completion)
-
-
 def elbo(key, completion, inputs):
     """LLaDA, MDLM: n views that mask l of the L tokens, l uniform in 1..L; each masked token counts L / (n l)."""
     L, u, mask_key = mask_counts(key, completion, inputs.n)
@@ -339,12 +318,7 @@ def random_subsets(key, among, counts):
     return jnp.stack(subsets, 1)
 
 
-ESTIMATORS = settings.Table(
-    one_step=one_step,
-    coupled=coupled,
-    elbo=elbo,
-    coupled_elbo=coupled_elbo,
-)
+ESTIMATORS = settings.Table(elbo=elbo, coupled_elbo=coupled_elbo)
 
 
 def views(key: jax.Array, name: str, completion: jax.Array, **inputs) -> Views:

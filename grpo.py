@@ -238,7 +238,8 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
 #
 # This holds for one token given the tokens before it. The sum of k2 over the tokens of a completion ignores that an
 # early token changes the later ones: by enumeration over 3 tokens, its gradient is 0.33 away from that of the
-# sequence's reverse KL, which is 6.4 long. k2_sequence has exactly that KL's gradient, divided by the length.
+# sequence's reverse KL, which is 6.4 long. k2_sequence (variants/losses.py) has exactly that KL's gradient, divided by
+# the length.
 
 
 def k2(logr, batch):
@@ -251,17 +252,7 @@ def k3(logr, batch):
     return jnp.expm1(logr) - logr
 
 
-def k2_sequence(logr, batch):
-    """ESPO, per completion (B, 1): (log p - log p_ref) ** 2 / 2L, where log p is the sum over its L tokens.
-
-    If all tokens drift equally, this is L times the mean of k2.
-    """
-    total = (logr * batch.mask * batch.share).sum(1, keepdims=True)
-    length = batch.mask.sum(1, keepdims=True)
-    return total**2 / (2 * jnp.maximum(length, 1))
-
-
-KLS = {"k2": k2, "k3": k3, "k2_sequence": k2_sequence}
+KLS = {"k2": k2, "k3": k3}
 
 
 def ratio_metrics(ratio: Array, batch: LossBatch, cfg: LossConfig) -> dict[str, Array]:

@@ -420,16 +420,7 @@ def own_state(params, z, cfg, valid, start, length):
     return trunk(params, z, cfg, valid, None if length == z.shape[1] else (start, length))
 
 
-def state_before(params, z, cfg, valid, start, length):
-    """Predict a token from the state one place before it, and the first token of a text from its own (Dream)."""
-    T = z.shape[1]
-    first = jnp.maximum(start - 1, 0)
-    n = min(length + 1, T)
-    h = trunk(params, z, cfg, valid, None if n == T else (first, n))
-    return shifted(h, first, start, length, valid)
-
-
-READS = Table(own=own_state, shifted=state_before)
+READS = Table(own=own_state)
 PARTS = {"mlp": MLPS, "mask": MASKS, "read": READS, "rotary": ROTARY, "network": NETWORKS}  # by fields of ModelConfig
 
 
@@ -440,16 +431,6 @@ def hidden(params, z, cfg, valid=None, start=0, length=None):
     length None: up to the end. `start` may be traced, and (B,) if rows differ (then give length)."""
     length = z.shape[1] - start if length is None else length
     return READS[cfg.read](params, z, cfg, valid, start, length)
-
-
-def shifted(h, first, start, length, valid):
-    """Pick the states that a shifted denoiser predicts tokens start, start + 1, ... from, those one column before them
-    (for the first token of a text: its own): h (B, S, D), the states from column `first` on -> (B, length, D)."""
-    left = jnp.reshape(start, (-1, 1)) - 1 + jnp.arange(length)
-    begin = 0 if valid is None else jnp.argmax(valid, 1)[:, None]  # no state stands before a text begins
-    index = jnp.maximum(left, begin) - jnp.reshape(first, (-1, 1))
-    index = jnp.broadcast_to(index, (len(h), length))
-    return jnp.take_along_axis(h, index[..., None], 1)
 
 
 def gather_head(params, cfg):

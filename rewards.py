@@ -29,10 +29,8 @@ import difflib
 import importlib.util
 import inspect
 import math
-import os
 import re
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -226,35 +224,13 @@ def call_reward(name: str, fn: Reward, prompts: list[str], completions: list[str
     try:
         scores = call_rows(slice(None))
     except (Exception, SystemExit) as e:
-        raise ValueError(f"reward {name!r}{why_it_failed(fn, e, call_rows, prompts, completions)}") from e
+        from judges import own  # most rewards do not fail
+
+        raise ValueError(f"reward {name!r}{own.why_it_failed(fn, e, call_rows, prompts, completions)}") from e
     finally:
         slow.cancel()
     check_scores(name, scores, prompts, completions)
     return scores
-
-
-def row_text(i, prompts, completions):
-    """Describe a row in a message."""
-    return f"row {i} (prompt {prompts[i][:60]!r}, completion {completions[i][:60]!r})"
-
-
-def why_it_failed(fn, error, call_rows, prompts, completions):
-    """Say how a reward failed: the line that raised, and the first row on which it fails alone -> end of a message."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, RuntimeError) and frames[-1].filename.endswith(os.path.join("judges", "sandbox", "pool.py")):
-        return f": {error}"  # a failure of the machine, for which no completion is to blame
-    file = getattr(getattr(inspect.unwrap(fn), "__code__", None), "co_filename", None)
-    at = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
-    culprit = "the batch as a whole, no single row"
-    for i in range(len(prompts)):
-        try:
-            call_rows(slice(i, i + 1))
-        except (Exception, SystemExit):
-            culprit = row_text(i, prompts, completions)
-            break
-    chat = isinstance(error, TypeError) and str(error).startswith("string ind")  # completion[0]["content"]
-    hint = "; prompts and completions are texts here, not chats: write completion, without [0][...]" if chat else ""
-    return f" failed on {culprit}: {type(error).__name__}: {error} ({at.filename}:{at.lineno}){hint}"
 
 
 def check_scores(name, scores, prompts, completions):
@@ -270,7 +246,9 @@ def check_scores(name, scores, prompts, completions):
         except (TypeError, ValueError, OverflowError):
             good = False
         if not good:
-            row = row_text(i, prompts, completions)
+            from judges import own
+
+            row = own.row_text(i, prompts, completions)
             raise ValueError(f"reward {name!r} returned {value!r} for {row}: a finite number or None is needed")
 
 
@@ -406,15 +384,6 @@ def apply_pass_at(values, cfg):
     if cfg.pass_at is None:
         return values
     return np.where(np.isnan(values), np.nan, values >= changed(cfg)(np.array(cfg.pass_at)))
-
-
-def right(scored: Any, adv: Any, cfg: Any) -> np.ndarray:
-    """Tell which completions are right (B,), for nll.coef: those whose first reward reaches pass_at, whatever their
-    advantages (N, G); without pass_at, those with an advantage above 0."""
-    if cfg.pass_at is None:
-        return np.asarray(adv > 0).reshape(-1)
-    first = next(iter(scored.parts.values()))
-    return apply_pass_at(first, cfg) == 1  # nan, no opinion, is not right
 
 
 # ---- from numbers to metrics -----------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Plan:
             if not settings.plugged(table, getattr(self, name)):
                 sections.refuse(name, getattr(self, name), table)
         self.expect("top_p", self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1")
-        use = sections.with_keys_of([settings.written_in(RULES[self.rule])], self.use)
+        use = sections.with_keys_of([settings.variant_named(RULES, self.rule)], self.use)
         object.__setattr__(self, "use", sections.in_order(use, self.kind))
 
     def expect(self, name, holds, wanted):
@@ -497,7 +497,7 @@ def sampler_of(cfg, plan) -> Sampler:
     """Return the sampler for a model and a plan. ValueError if its file is not there."""
     name = "steps" if plan.cache == "none" else "caches"
     if cfg.block:
-        name = "block_steps"
+        name = "blocks"
     if cfg.causal:
         name = "causal"
     if not settings.plugged(SAMPLERS, name):
@@ -535,7 +535,7 @@ def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
     """Make the Plan of a run from the keys of its Config. steps None: cfg.diffusion_steps; a
     block_len of None becomes max_new_tokens, except in a block model."""
     whole = None if cfg.model.block else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
-    of_rule = settings.written_in(RULES[cfg.rule])
+    of_rule = settings.variant_named(RULES, cfg.rule)
     return Plan(
         order=cfg.order,
         rule=cfg.rule,

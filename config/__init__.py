@@ -193,7 +193,7 @@ class Config:
                              "Use k2, whose gradient is that of the reverse KL, or k3")
         check_fields(self)
         use = sections.in_order(self.use, self.kind)
-        object.__setattr__(self, "use", sections.in_order(sections.with_keys_of(named_files(self), use), self.kind))
+        object.__setattr__(self, "use", sections.in_order(sections.with_keys_of(named_variants(self), use), self.kind))
         settings.check(self, between_keys, *(section.between_keys for section in self.use))
 
 
@@ -205,10 +205,10 @@ def tables() -> list[str]:
 # ---- what follows from the keys --------------------------------------------------------------------------------------
 
 
-def named_files(cfg: Config) -> list[str]:
-    """List the files of variants/ that a run names by its objective, rule, estimator and loss: their keys are used."""
-    functions = sample.RULES[cfg.rule], diffusion.ESTIMATORS[cfg.logp_est], grpo.LOSSES[cfg.loss_type]
-    return [cfg.objective, *map(settings.written_in, functions)]
+def named_variants(cfg: Config) -> list[str]:
+    """List the variants that a run names by its objective, rule, estimator and loss: their keys are used."""
+    named = (sample.RULES, cfg.rule), (diffusion.ESTIMATORS, cfg.logp_est), (grpo.LOSSES, cfg.loss_type)
+    return [cfg.objective, *itertools.starmap(settings.variant_named, named)]
 
 
 def n_views(cfg: Config) -> int:
@@ -370,7 +370,7 @@ def idle(c):
     for section in c.use:
         name = variant_of(section)
         is_typed = any(key.startswith(f"{name}.") for key in c.typed)  # a recipe may inherit more than it uses
-        yield (section.belongs_to and is_typed and name not in named_files(c), f"the keys of {name} change nothing "
+        yield (section.belongs_to and is_typed and name not in named_variants(c), f"the keys of {name} change nothing "
                f"here, they are for {section.belongs_to}={name!r}: set that, or leave them out")  # fmt: skip
         yield (section.objective not in ("", c.objective),
                f"{name} changes nothing with objective={c.objective!r}: leave it out")

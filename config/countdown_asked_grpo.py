@@ -10,12 +10,12 @@ Train with GRPO on 4,758 puzzles of countdown that have no answers, from a model
 from dataclasses import replace
 
 from config.countdown_grpo import config as base
-from variants import entropy
+from variants import rules
 
 config = replace(
     base,
     out_dir="out/countdown_asked_grpo",
     init_from="config/countdown_few.py",
     dataset="data/countdown/asked",
-    use=(entropy.Keys(budget=0.3),),
+    use=(rules.Entropy(budget=0.3),),
 )

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from config.countdown_base import config as base
 from config.sudoku_grpo import tuning
-from variants import entropy
+from variants import rules
 
 config = replace(base, **tuning | {
     "out_dir": "out/countdown_grpo",
@@ -26,7 +26,7 @@ config = replace(base, **tuning | {
     # Fill as many tokens per pass as their entropies allow: 3.4 passes at first, 2 at the end.
     "rule": "entropy",
     "order": "entropy",
-    "use": (*base.use, entropy.Keys(budget=0.3)),
+    "use": (*base.use, rules.Entropy(budget=0.3)),
     "diffusion_steps": 11,
     "keep_completions": 256,
     "updates_per_rollout": 1,

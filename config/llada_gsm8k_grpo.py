@@ -16,7 +16,7 @@ from config import Config, diffucoder_grpo
 from data import texts
 from loop import evaluation
 from model import ModelConfig
-from variants import lora, masked_prompt
+from variants import estimators, lora
 
 FORMAT = "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>\n\n"
 
@@ -71,7 +71,7 @@ config = Config(
     use=(
         evaluation.Keys(samples=1),
         lora.Keys(rank=128, alpha=64.0),
-        masked_prompt.Keys(share=0.15),
+        estimators.MaskedPrompt(share=0.15),
         # In the user's turn, because LLaDA's template has no system prompt by default.
         texts.Keys(chat_template="llada", instruction=FORMAT),
     ),

@@ -1,4 +1,4 @@
-"""Rewards of the user's own: functions in a Python file, and settings in parentheses."""
+"""Rewards of the user's own: functions in a Python file, settings in parentheses, and what to say when one fails."""
 
 import ast
 import contextlib
@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 import re
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -88,3 +89,30 @@ def literal(text):
     with contextlib.suppress(ValueError, SyntaxError):
         return ast.literal_eval(text)
     return text
+
+
+# ---- when a reward fails ---------------------------------------------------------------------------------------------
+
+
+def row_text(i, prompts, completions):
+    """Describe a row in a message."""
+    return f"row {i} (prompt {prompts[i][:60]!r}, completion {completions[i][:60]!r})"
+
+
+def why_it_failed(fn, error, call_rows, prompts, completions):
+    """Say how a reward failed: the line that raised, and the first row on which it fails alone -> end of a message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, RuntimeError) and frames[-1].filename.endswith(os.path.join("judges", "sandbox", "pool.py")):
+        return f": {error}"  # a failure of the machine, for which no completion is to blame
+    file = getattr(getattr(inspect.unwrap(fn), "__code__", None), "co_filename", None)
+    at = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+    culprit = "the batch as a whole, no single row"
+    for i in range(len(prompts)):
+        try:
+            call_rows(slice(i, i + 1))
+        except (Exception, SystemExit):
+            culprit = row_text(i, prompts, completions)
+            break
+    chat = isinstance(error, TypeError) and str(error).startswith("string ind")  # completion[0]["content"]
+    hint = "; prompts and completions are texts here, not chats: write completion, without [0][...]" if chat else ""
+    return f" failed on {culprit}: {type(error).__name__}: {error} ({at.filename}:{at.lineno}){hint}"

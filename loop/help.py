@@ -59,7 +59,7 @@ def help_text(everything: bool = False) -> str:
         if section:
             said = comments(section) | {f.name: meaning(f) for f in dataclasses.fields(section) if f.metadata}
             keys = [help_line(f"{name}.{f.name}", f.default, said[f.name]) for f in dataclasses.fields(section)]
-            path = f"{sections.ELSEWHERE.get(name, f'variants.{name}').replace('.', '/')}.py"
+            path = f"{section.__module__.replace('.', '/')}.py"
             found.append([f"{path}, by --{name}=True or any of these keys", *keys])
     lines = [
         "usage: python train.py config/NAME.py [--key=value ...]",

@@ -12,11 +12,11 @@ from system import sections
 from system.sections import file_of
 
 # Keys that may change on resume, and when a base run is trained no further: they do not affect what is computed, or
-# only for how long, or follow from another key (losses from loss_type). Changing another key would make it another run.
+# only for how long. Changing another key would make it another run.
 FREE = ("out_dir resume eval_only init_from checkpoint.open_as base log_interval eval_interval save_interval "
         "checkpoint.keep runs.log_samples wandb wandb.project wandb.run_name wandb.entity "
         "programs.timeout programs.workers programs.unsafe rollout_chunk logp_chunk memory.ref_offload mesh "
-        "model.dtype model.remat losses").split()  # fmt: skip
+        "model.dtype model.remat").split()  # fmt: skip
 LENGTH = ["max_iters", "num_epochs", "stop_at"]
 EVERY_RUN = sections.ELSEWHERE.keys() - {"adapt"}  # files with keys that every run has
 # Keys that runs had once, with their defaults: a run with another value cannot go on.

@@ -100,6 +100,7 @@ class Section:
     Here nothing changes; a file overrides what it needs. Where several of a run change the same thing, they do so one
     after the other, in the order of their names. cfg and c: the Config of the run."""
 
+    typed_as: ClassVar[str] = ""  # what its keys are typed with; "": the name of its file
     brings: ClassVar[dict[str, str]] = {}  # of a Shape: the parts of a model that it names, as in {"mlp": "moe"}
     belongs_to: ClassVar[str | None] = None  # the key that has to name this file, or its own keys change nothing
     objective: ClassVar[str] = ""  # the only objective that reads these keys; "": each
@@ -235,15 +236,24 @@ KINDS = "Keys", "Shape"  # of a run, of its model
 
 
 def section_class(name: str, kind: str) -> type[Section] | None:
-    """Import the file of this name -> its class Keys or Shape; None if there is no such file, or no such class."""
-    file = settings.load(ELSEWHERE.get(name, f"variants.{name}"))
-    return vars(file).get(kind) if file else None
+    """Import the file of this name -> its Section that is typed so; None if there is no such file, or no such class."""
+    paths = [ELSEWHERE[name]] if name in ELSEWHERE else [f"variants.{file}" for file in settings.files_of(name)]
+    for file in filter(None, map(settings.load, paths)):
+        for own in vars(file).values():
+            if isinstance(own, type) and issubclass(own, Section) and (variant_of(own), kind_of(own)) == (name, kind):
+                return own
+    return None
+
+
+def kind_of(section: type[Section]) -> str:
+    """Return Shape if a class has keys of a model, Keys if it has keys of a run, whatever it is called then."""
+    return "Shape" if section.__name__ == "Shape" else "Keys"
 
 
 def names() -> list[str]:
-    """List the files that may have keys, without opening them."""
+    """List what keys may be typed with, without opening a file."""
     paths = glob.glob(os.path.join(ROOT, "variants", "*.py"))
-    return sorted([*ELSEWHERE, *(os.path.basename(path)[:-3] for path in paths)])
+    return sorted({*ELSEWHERE, *settings.FILE_OF, *(os.path.basename(path)[:-3] for path in paths)})
 
 
 class Key(NamedTuple):
@@ -255,7 +265,12 @@ class Key(NamedTuple):
     @property
     def kind(self) -> str:
         """Return Keys if it is a key of a run, Shape if of its model."""
-        return self.section.__name__
+        return kind_of(self.section)
+
+    @property
+    def written(self) -> str:
+        """Return its class as in a config file: lora.Keys."""
+        return f"{self.section.__module__.rpartition('.')[2]}.{self.section.__name__}"
 
     @property
     def type(self) -> Any:
@@ -302,7 +317,7 @@ def default_of(name: str) -> Any:
 
 def name_of(section: type[Section], field: str) -> str:
     """Return how a key is typed."""
-    return f"{section.__module__.rpartition('.')[2]}.{field}"
+    return f"{variant_of(section)}.{field}"
 
 
 def find(cfg: Any, name: str) -> Any:
@@ -313,7 +328,7 @@ def find(cfg: Any, name: str) -> Any:
 def in_order(use: Any, kind: str) -> tuple:
     """Check the sections of `use` -> them, sorted by name, so that equal settings are equal. kind: of KINDS."""
     for section in use if isinstance(use, tuple) else (use,):
-        if not isinstance(section, Section) or type(section).__name__ != kind or not isinstance(use, tuple):
+        if not isinstance(section, Section) or kind_of(type(section)) != kind or not isinstance(use, tuple):
             example = "(lora.Keys(rank=16),)" if kind == "Keys" else "(blocks.Shape(block=4),)"
             raise ValueError(f"use={use!r}: expected a tuple with {kind} of files of variants/, as in use={example}")
     used = sorted(use, key=variant_of)

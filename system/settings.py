@@ -51,17 +51,27 @@ class Table(dict):
         super().__delitem__(name)
 
 
-# The files of variants/ that add names other than their own {name: file}.
+# The files of variants/ that have entries or keys of other names than their own {name: file}.
 FILE_OF = {
+    "one_step": "estimators",
+    "coupled": "estimators",
     "exact": "estimators",
     "trace": "estimators",
     "quadrature": "estimators",
     "strata": "estimators",
+    "masked_prompt": "estimators",
     "dream": "rules",
     "static": "rules",
     "dynamic": "rules",
+    "factor": "rules",
+    "entropy": "rules",
     "wd1": "losses",
     "bnpo": "losses",
+    "cispo": "losses",
+    "regress": "losses",
+    "k2_sequence": "losses",
+    "nll": "losses",
+    "entropy_bonus": "losses",
 }
 
 
@@ -73,13 +83,23 @@ def add(table: dict[str, Any], **functions: Any) -> None:
             table[name] = function
 
 
+def files_of(name: Any) -> list[str]:
+    """List the files of variants/ that may have this name: one that is called so, which may be a user's own, and the
+    one that is written in FILE_OF."""
+    return [name, FILE_OF[name]] if name in FILE_OF else [name]
+
+
 def plugged(table: Collection[str], name: Any) -> bool:
-    """Say if a table of functions has this name, after importing the file of variants/ that adds it: one of this name,
-    which may be a user's own, or the one that is written in FILE_OF."""
-    for file in (name, FILE_OF.get(name)):
+    """Say if a table of functions has this name, after importing the file of variants/ that adds it."""
+    for file in files_of(name):
         if name not in table:
             load(f"variants.{file}")
     return name in table
+
+
+def variant_named(table: dict[str, Any], name: str) -> str:
+    """Return the name of an entry, whose keys a run then uses; "" if it is the core's or somebody else's own."""
+    return name if written_in(table[name]) in files_of(name) else ""
 
 
 def written_in(entry: Any) -> str:
@@ -90,8 +110,8 @@ def written_in(entry: Any) -> str:
 
 
 def variant_of(section: Any) -> str:
-    """Return the name of the file that a section is declared in."""
-    return type(section).__module__.rpartition(".")[2]
+    """Return what the keys of a section, or of a class of sections, are typed with."""
+    return section.typed_as or section.__module__.rpartition(".")[2]
 
 
 # ---- types -----------------------------------------------------------------------------------------------------------

@@ -45,13 +45,6 @@ def launch_by_flag(programs: dict[str, str]) -> None:
     begin()
 
 
-def value_and_others(flag: str) -> tuple[str, list[str]]:
-    """Take a flag from the command line -> its value (of several the last), and the other words."""
-    words = [word.partition("=") for word in sys.argv[1:]]
-    values = [value for name, _, value in words if name == flag]
-    return values[-1], ["".join(word) for word in words if word[0] != flag]
-
-
 def run(main: Callable) -> None:
     """Run a program and leave with its exit code: 130 after ctrl-C, 141 if nobody reads its output (`| head`)."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -111,14 +104,6 @@ def parts(text: str) -> list[str]:
         else:
             out[-1] += c
     return [part.strip() for part in out]
-
-
-def once(words: list[str]) -> list[str]:
-    """Return the words of a command line, or raise a ValueError if a flag is given twice."""
-    names = [word.partition("=")[0] for word in words if word.startswith("--")]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{twice[0]} is given twice")
-    return words
 
 
 def explain(error: Exception) -> str:

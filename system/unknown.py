@@ -74,10 +74,11 @@ def keyword(name: str, known: Collection[str], keys: dict[str, Any]) -> str:
     new = renamed().get(name, name)
     if new != name or new in keys:
         file, _, field = new.partition(".")
-        kind = keys[new].kind if new in keys else "Keys"
-        owner = "Config" if kind == "Keys" else "ModelConfig"
+        found = keys.get(new)
+        owner = "ModelConfig" if found and found.kind == "Shape" else "Config"
+        section = found.written if found else f"{file}.Keys"
         said = f"is now {new}" if new != name else f"is of a variant, {file}"
-        return f"{name} {said}: {owner}(use=({file}.{kind}({field and field + '=...'}),))"
+        return f"{name} {said}: {owner}(use=({section}({field and field + '=...'}),))"
     if f"model.{name}" in known:
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
     return key(name, known, keys)

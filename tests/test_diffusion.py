@@ -22,7 +22,7 @@ import diffusion
 import model
 from checkpoints import checkpoint
 from system import kernels
-from variants import estimators, masked_prompt  # noqa: F401
+from variants import estimators
 
 KEY = jax.random.key(0)
 NO_MASKS = ("exact",)  # estimators that mask nothing
@@ -288,7 +288,7 @@ def test_one_step_can_mask_prompt_tokens_which_it_does_not_score():
     prompt = jnp.tile(~HOLES, (2000, 1))
     M, w, _ = views(KEY, "one_step", ~prompt)
     rollout = types.SimpleNamespace(completion=~prompt, valid=None)
-    M = masked_prompt.Keys(share=0.3).views(KEY, diffusion.Views(M, w, None), rollout, None).masked
+    M = estimators.MaskedPrompt(share=0.3).views(KEY, diffusion.Views(M, w, None), rollout, None).masked
     np.testing.assert_array_equal(w[:, 0], ~prompt)
     assert abs(float((M[:, 0] & prompt).sum(1).mean()) - 0.3) < 0.05 and (M[:, 0] | prompt).all()
 

@@ -21,7 +21,7 @@ import sample
 import train
 from checkpoints import checkpoint
 from data import texts
-from variants import entropy, factor
+from variants import rules
 
 RECORD = "tests/fixtures/frozen.json"
 FREEZE = bool(os.environ.get("UNMASK_FREEZE"))
@@ -58,8 +58,9 @@ def test_the_likeliest_tokens_and_their_steps(fixture, rule):
     params, cfg = checkpoint.load(f"tests/fixtures/{fixture}")
     rows = jax.random.randint(jax.random.key(1), (3, 24), 5, 200)
     z = jnp.where(jnp.arange(24) < 8, rows, cfg.mask_id).at[2, 13].set(77)
-    plan = sample.Plan(rule=rule, steps=2 if cfg.block else 6, threshold=0.3,
-                       cache="prefix" if cfg.block else "none", use=(entropy.Keys(1.0), factor.Keys(1.5)))  # fmt: skip
+    use = rules.Entropy(1.0), rules.Factor(1.5)
+    plan = sample.Plan(rule=rule, steps=2 if cfg.block else 6, threshold=0.3, cache="prefix" if cfg.block else "none",
+                       use=use)  # fmt: skip
     x, trace = sample.generate(params, jax.random.key(0), z, cfg, plan)
     same(f"tokens {fixture} {rule}", [np.asarray(a)[:, 8:].tolist() for a in (x, trace["step"])])
     same(f"logp {fixture} {rule}", np.asarray(trace["logp"])[:, 8:].tolist(), atol=2e-5)

@@ -27,14 +27,7 @@ import rl
 import sample
 from grpo import LossBatch, LossConfig, advantages
 from sample import Plan
-from variants import (  # noqa: F401
-    cispo,
-    entropy_bonus,
-    losses,
-    moving_reference,
-    regress,
-    repetition_penalty,
-)
+from variants import losses, moving_reference, repetition_penalty
 
 # Three completions of four tokens, the rest of them padding; with them the numbers of GOLDEN were made.
 NEW = jnp.array([[-1.0, -0.5, -2.0, -0.1], [-0.3, -1.2, -0.7, -3.0], [-0.9, -0.2, -1.1, -0.6]])
@@ -288,14 +281,14 @@ def test_a_ratio_that_lies_on_a_bound_has_the_gradient_that_torch_gives_it(A):
 
 def test_cispos_weight_stops_at_its_cap_but_never_its_gradient():
     for A in (GOOD, BAD):
-        capped = LossConfig("cispo", use=(cispo.Keys(cap=3.0),))
+        capped = LossConfig("cispo", use=(losses.Cispo(cap=3.0),))
         close(at(RHO, A, capped), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
 
 
 def test_the_regression_is_reinforce_while_its_target_is_out_of_reach_and_then_has_no_gradient():
     """At GDSD's constants: the sum of log-ratios is clipped at 0.0004, beside advantages of 0.4 and more."""
     lengths = COUNTS.sum(1, keepdims=True)
-    cfg = LossConfig("regress", "sequence", use=(regress.Keys(scale=1.0, clip=4e-4 / 4),))
+    cfg = LossConfig("regress", "sequence", use=(losses.Regress(scale=1.0, clip=4e-4 / 4),))
     drift = np.array([[3e-4], [-3e-4], [2e-4]]) / 4  # in the clip
     _, grad, metrics = evaluate(cfg, old=NEW - drift)
     reinforce = -np.asarray(ADV)[:, None] / lengths / 3 * COUNTS
@@ -306,7 +299,7 @@ def test_the_regression_is_reinforce_while_its_target_is_out_of_reach_and_then_h
 
 
 def test_the_regression_pulls_a_completion_to_its_target_from_both_sides():
-    cfg = LossConfig("regress", "sequence", use=(regress.Keys(scale=0.1),))
+    cfg = LossConfig("regress", "sequence", use=(losses.Regress(scale=0.1),))
     target = 0.1 * np.asarray(ADV)[:, None]
     signs = [np.sign(evaluate(cfg, old=NEW - far * target)[1]).sum(1) for far in (0.5, 2.0)]
     close(evaluate(cfg, old=NEW - target)[1], 0, 1e-7)
@@ -428,7 +421,7 @@ def test_micro_batches_add_up_to_the_batch(name):
     close(np.concatenate([p[1] for p in parts]), whole[1], 1e-6)
     summed = [k for k in whole[2] if not k.endswith(("_min", "_max"))]
     close([sum(p[2][k] for p in parts) for k in summed], [whole[2][k] for k in summed], 1e-6)
-    of_loss = {grpo.clipped: {"clip_ratio/low_mean"}, cispo.cispo: {"cispo_clip_ratio"}}
+    of_loss = {grpo.clipped: {"clip_ratio/low_mean"}, losses.cispo: {"cispo_clip_ratio"}}
     clips = of_loss.get(grpo.LOSSES[name].token_loss, set())
     assert {"loss", "pg_loss", "kl", "approx_kl", "logp"} | clips <= set(summed)
 
@@ -462,7 +455,7 @@ def test_entropy_is_a_bonus_on_the_tokens_that_count():
     H, weight = jnp.abs(REF), MASK / MASK.sum()
     batch = LossBatch(ADV, MASK, weight, weight)
     cfg = shared.run(objective="grpo", init_from="x", rewards=("exact",), **{"entropy_bonus.coef": 0.5})
-    added, _ = entropy_bonus.loss(NEW, H, None, batch, cfg)
+    added, _ = losses.entropy_bonus(NEW, H, None, batch, cfg)
     close(added, -0.5 * np.asarray(H)[COUNTS].mean())
 
 
@@ -655,7 +648,7 @@ def test_cispo_counts_ratios_beyond_its_cap_on_completions_that_are_pushed_up():
     some = jnp.full((3, 2), 1 / 6)
     batch = LossBatch(jnp.array([1.0, 0.0, -1.0]), some > 0, some, some)
     ratio = jnp.array([[5.0, 5.1]] * 3)
-    metrics = grpo.ratio_metrics(ratio, batch, LossConfig(loss="cispo", use=(cispo.Keys(cap=5.0),)))
+    metrics = grpo.ratio_metrics(ratio, batch, LossConfig(loss="cispo", use=(losses.Cispo(cap=5.0),)))
     close(metrics["cispo_clip_ratio"], 1 / 6)
 
 

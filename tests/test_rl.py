@@ -34,10 +34,10 @@ from loop.start import prepare, with_ids
 from rewards import Scored
 from system import kernels, sections, settings
 from variants import (  # noqa: F401  (estimators)
-    entropy_bonus,
     estimators,
     judge,
     lora,
+    losses,
     moving_reference,
     repetition_penalty,
     reward_clip,
@@ -220,10 +220,10 @@ def test_a_right_completion_passes_whatever_its_advantage_or_beats_its_group_if_
     parts = {"first": np.array([1.0, 0.5, np.nan, 0.0]), "second": np.array([0.0, 9.0, 9.0, 9.0])}
     found, adv = types.SimpleNamespace(parts=parts), jnp.array([[-1.0, 2.0], [0.0, 0.5]])
     keys = types.SimpleNamespace(pass_at=None, use=())
-    assert rewards.right(found, adv, keys).tolist() == [False, True, False, True]
+    assert losses.right(found, adv, keys).tolist() == [False, True, False, True]
     for pass_at, clip, right in ((1.0, None, [True, False, False, False]), (1.0, 0.5, [True, True, False, False])):
         keys = types.SimpleNamespace(pass_at=pass_at, use=(reward_clip.Keys(bound=clip),) if clip else ())
-        assert rewards.right(found, adv, keys).tolist() == right
+        assert losses.right(found, adv, keys).tolist() == right
 
 
 def test_filling_in_asks_for_holes_in_the_rows_own_text_and_learns_from_nothing_else(tiny):
@@ -258,7 +258,7 @@ def test_of_a_prompt_all_tokens_can_be_masked_but_not_its_padding():
 @pytest.mark.parametrize("bonus", [False, True])
 def test_the_entropy_has_a_gradient_only_where_it_is_in_the_loss(bonus):
     tokens, shape = jnp.zeros((1, 2), int), model.ModelConfig(vocab_size=5, mask_id=4)
-    keys = dict(objective="grpo", init_from="x", rewards=("exact",), use=(entropy_bonus.Keys(),) * bonus, model=shape)
+    keys = dict(objective="grpo", init_from="x", rewards=("exact",), use=(losses.EntropyBonus(),) * bonus, model=shape)
     say = rl.as_drawn(rollout_of(tokens), shared.run(**keys))
     place = diffusion.Place(jnp.zeros(1, int), jnp.zeros(1, int), tokens)
     slope = jax.grad(lambda logits: say(logits, jnp.array([1]), place)[1].sum())(jnp.array([[0.5, 1.0, 0.0]]))

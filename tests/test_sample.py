@@ -26,8 +26,6 @@ from system import kernels, sharding, terminal
 from system.top_p import nucleus
 from tools import complete
 from variants import caches, repetition_penalty, rules  # noqa: F401
-from variants import entropy as entropy_rule  # noqa: F401
-from variants import factor as factor_rule  # noqa: F401
 
 FIXTURE = "tests/fixtures/llada"
 V, EOS, MASK = 6, 4, 5

@@ -15,7 +15,7 @@ import rl
 import sample
 from system import settings
 from tools import options
-from variants import blocks, cispo
+from variants import blocks, losses
 
 KEY = jax.random.key(0)
 TINY = model.ModelConfig(vocab_size=9, n_layer=1, n_head=1, d_model=8, mask_id=8)
@@ -84,8 +84,8 @@ def test_a_name_that_a_user_has_set_stays_theirs_when_the_file_that_has_it_is_im
 def test_a_loss_of_a_user_turns_on_no_variant_of_its_name(monkeypatch):
     monkeypatch.setitem(grpo.LOSSES, "nll", grpo.Loss(mine, grpo.per_token))
     assert config.Config(objective="grpo", init_from="a", loss_type="nll").use == ()
-    monkeypatch.setitem(grpo.LOSSES, "like_cispo", grpo.Loss(mine, grpo.per_token, cispo.metrics))
-    assert config.Config(objective="grpo", init_from="a", loss_type="like_cispo").use == (cispo.Keys(),)
+    monkeypatch.setitem(grpo.LOSSES, "like_cispo", grpo.Loss(mine, grpo.per_token, losses.cap_metrics))
+    assert config.Config(objective="grpo", init_from="a", loss_type="like_cispo").use == ()
 
 
 def test_the_options_of_sampling_have_the_keys_of_the_rules_in_variants():

@@ -35,6 +35,7 @@ import train
 from data import texts
 from loop import report, runs, setup
 from system import files, sharding, terminal
+from tools import flags
 
 PROMPTS = 6  # on the page, at most
 KEYS = ("fill_in batch_size group_size order rule temperature adv_baseline adv_norm adv_negative logp_est loss_type "
@@ -191,7 +192,7 @@ def check(path: str, cfg: config.Config) -> None:
 def main() -> None:
     """Read the command line of train.py, and write the page."""
     with terminal.errors_explained():
-        path, others = terminal.value_and_others("--anatomy")
+        path, others = flags.value_and_others("--anatomy")
         write(others, path)
 
 

@@ -24,6 +24,7 @@ from checkpoints import checkpoint, huggingface
 from loop import runs
 from sample import Plan
 from system import sections, sharding, terminal, unknown
+from tools import flags
 from tools.options import HOLES, PLAN, TRAINED, parser
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the program with these arguments (None: those of the process) -> exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        options, others = parser().parse_known_args(terminal.once(words))
+        options, others = parser().parse_known_args(flags.once(words))
         if others:
             known = vars(options) | TRAINED
             dotted = [name for name in known if "." in name]

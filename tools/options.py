@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import sample
 from loop import help
 from sample import Plan
-from system import sections, settings
+from system import sections
 
 
 class Setting(NamedTuple):
@@ -28,9 +28,8 @@ def settings_of_plan() -> dict[str, Setting]:
     fields = [field for field in dataclasses.fields(Plan) if field.name != "use"]
     found = {f.name: Setting(kinds[f.name], f.default, meanings.get(f.name, "")) for f in fields}
     keys = sections.all_keys()
-    rules = {settings.written_in(rule) for rule in sample.RULES.values()}
     for name, key in keys.items():
-        if key.field and (sections.file_of(name) in rules or key.section().in_sampling):
+        if key.field and (sections.file_of(name) in sample.RULES or key.section().in_sampling):
             field = sections.fields_of(key.section)[key.field]
             found[name] = Setting(key.type, field.default, help.meaning(field))
     return found

@@ -30,6 +30,7 @@ from checkpoints import checkpoint, huggingface
 from config import Config
 from loop import memory, setup, start
 from system import placement, terminal
+from tools import flags
 
 
 class Device(NamedTuple):
@@ -252,7 +253,7 @@ def compiled_plan(cfg, count, device, devices):
 def main() -> None:
     """Read the command line of train.py, and print the plan."""
     with terminal.errors_explained():
-        devices, others = terminal.value_and_others("--plan")
+        devices, others = flags.value_and_others("--plan")
         plan_ahead(others, devices)
 
 

@@ -15,6 +15,7 @@ import data
 import rewards
 from judges import formats, programs  # noqa: F401 (--help lists all rewards)
 from system import terminal
+from tools import flags
 
 
 def completed(rows):
@@ -85,7 +86,7 @@ def parser():
 def main():
     """Run the program -> exit code; a mistake of the user is one sentence and exit code 2."""
     try:
-        return score_file(parser().parse_args(terminal.once(sys.argv[1:])))
+        return score_file(parser().parse_args(flags.once(sys.argv[1:])))
     except BrokenPipeError:
         raise
     except (ValueError, OSError, RuntimeError) as e:

@@ -1,9 +1,9 @@
 """
 What a sampler need not compute again: keys and values of columns that do not change, or not yet.
 
-A causal model and a block model have exact caches (causal.py, block_steps.py). A bidirectional one has
-Fast-dLLM's two approximate ones (sample.Plan.cache), whose sampler is here: the columns outside the current block are
-computed when the block begins, and then kept. All rows begin their next block together.
+A causal model and a block model have exact caches (causal.py, blocks.py). A bidirectional one has Fast-dLLM's two
+approximate ones (sample.Plan.cache), whose sampler is here: the columns outside the current block are computed when the
+block begins, and then kept. All rows begin their next block together.
 """
 import dataclasses
 import functools
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import model
 import sample
 from system import settings, sharding
+from variants.shifted import shifted
 
 
 class Write(NamedTuple):
@@ -144,7 +145,7 @@ def approximate_pass(params, z, w, refresh, cfg, plan, valid, cache):
         wanted = None if size == least else (first - at, least)
         h, cache = compute(params, z, cfg, valid, cache, part, write, wanted)
         if cfg.shift:
-            h = model.shifted(h, first, start, L, valid)
+            h = shifted(h, first, start, L, valid)
         return h, cache
 
     runs = [functools.partial(run, size) for size in sizes]

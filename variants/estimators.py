@@ -1,13 +1,37 @@
 """
-More estimators of the log-probabilities of a completion (--logp_est): `exact` for causal models, `trace` for the path
-on which it was written, `quadrature` (GDPO) and `strata` (DACA-GRPO).
+More estimators of the log-probabilities of a completion (--logp_est): `one_step` (d1), `coupled` (DiffuCoder), `exact`
+for causal models, `trace` for the path on which it was written, `quadrature` (GDPO) and `strata` (DACA-GRPO). And d1's
+masks in the prompt:  --logp_est=one_step --masked_prompt.share=0.15
 """
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import diffusion
-from system import settings
+from system import sections, settings
+
+
+def one_step(key, completion, inputs):
+    """d1: mask the whole completion. (With MaskedPrompt also tokens of the prompt.)"""
+    masked = completion[:, None]
+    return diffusion.Views(masked, masked, completion)
+
+
+def coupled(key, completion, inputs):
+    """DiffuCoder: mask everything; a random part of ratio t; the rest. The weights belong to the definition (Eq. 7,
+    lambda = 1) and sum to 1.5 on average, which stretches ratios and KL by as much."""
+    t_key, mask_key = jax.random.split(key)
+    low, high = inputs.t_range
+    t = low + (high - low) * diffusion.strata(t_key, len(completion))
+    t = t[:, None]
+    draws = jax.random.uniform(mask_key, completion.shape)
+    part = completion & (draws < t)
+    rest = completion & ~part
+    masked = jnp.stack([completion, part, rest], 1)
+    weights = jnp.stack([completion, part / t, rest / (1 - t)], 1)
+    return diffusion.Views(masked, weights / 2, completion)
 
 
 def trace(key, completion, inputs):
@@ -82,8 +106,30 @@ def exact(key, completion, inputs):
 
 settings.add(
     diffusion.ESTIMATORS,
+    one_step=one_step,
+    coupled=coupled,
     exact=exact,
     trace=trace,
     quadrature=quadrature,
     strata=strata,
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedPrompt(sections.Section):
+    """d1 also masks tokens of the prompt, at random."""
+
+    typed_as = "masked_prompt"
+    share: float = sections.key(0.15, "one_step: probability that a prompt token is masked", sections.FRACTION)
+
+    def between_keys(self, c):
+        yield (self.share and c.objective == "grpo" and c.logp_est != "one_step",
+               f"masked_prompt.share={self.share} changes nothing here, it is for logp_est='one_step'")
+
+    def views(self, key, views, rollout, cfg):
+        """Mask each token of the prompts with probability `share` in views of completions."""
+        if not self.share:
+            return views
+        prompt = ~rollout.completion & (True if rollout.valid is None else rollout.valid)
+        draws = jax.random.uniform(key, prompt.shape)
+        return views._replace(masked=views.masked | (prompt & (draws < self.share))[:, None])

@@ -1,21 +1,49 @@
 """
-More losses (--loss_type): TRL's bnpo, the mean over micro-batches of the mean over tokens, and wd1 (2507.08838, with
---adv_negative=1), a weighted likelihood without a ratio to an old policy. Two softmax functions over the batch make its
-weights of the advantages: one pulls the better completions up, the other pushes the worse ones down.
+More losses (--loss_type), ESPO's KL (--kl_est=k2_sequence), and terms that are added to any loss.
+
+TRL's bnpo is the mean over micro-batches of the mean over tokens. CISPO (MiniMax-M1, 2506.13585) keeps the gradient of
+every token. wd1 (2507.08838, with --adv_negative=1) is a weighted likelihood without a ratio to an old policy: two
+softmax functions over the batch make its weights of the advantages, one pulls the better completions up, the other
+pushes the worse ones down. `regress` is RSPO (2605.10218), and GDSD (2605.29398) as its authors' code has it.
+
+    --loss_type=cispo --cispo.cap=5     --nll.coef=0.1     --entropy_bonus.coef=0.01
+    --loss_type=regress --ratio_level=sequence --regress.scale=0.1
 """
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import config
 import grpo
+import rewards
+import rl
 from system import settings
 
 
 @dataclasses.dataclass(frozen=True)
-class Keys(config.Section):
-    """There are none: the name of a loss says it all."""
+class Cispo(config.Section):
+    typed_as = "cispo"
+    belongs_to = "loss_type"
+    cap: float = config.key(5.0, "loss_type=cispo: largest weight of a ratio", config.POSITIVE)
+
+
+def cispo(ratio, logp, adv, cfg):
+    """CISPO: the ratio is a weight with a cap, so that log p never loses its gradient."""
+    return -jax.lax.stop_gradient(jnp.minimum(ratio, Cispo.of(cfg).cap)) * adv * logp
+
+
+def cap_metrics(ratio, batch, cfg):
+    """Measure how many ratios have the cap as their weight."""
+    return {"cispo_clip_ratio": batch.mean((ratio > Cispo.of(cfg).cap) & (batch.adv[:, None] > 0))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Wd1(config.Section):
+    """There are no keys: the name of the loss says it all."""
+
+    typed_as = "wd1"
 
     def between_keys(self, c):
         yield (c.loss_type == "wd1" and c.ratio_level != "none",
@@ -49,6 +77,39 @@ def weighted_likelihood(ratio, logp, adv, cfg):
     return -adv * logp
 
 
+@dataclasses.dataclass(frozen=True)
+class Regress(config.Section):
+    """A regression: the mean log-ratio per token of a completion is to become scale * advantage.
+
+    RSPO's scale is one that a few updates reach. GDSD's is out of reach (1, beside a clip of 0.0004 / length): it is
+    REINFORCE until the ratio has left the clip, and then nothing.
+    """
+
+    typed_as = "regress"
+    belongs_to = "loss_type"
+    scale: float = config.key(0.1, "the log-ratio per token that an advantage of 1 asks for", config.POSITIVE)
+    clip: float | None = config.key(None, "no gradient beyond this log-ratio per token", config.POSITIVE)
+
+    def between_keys(self, c):
+        yield (c.loss_type == "regress" and c.ratio_level != "sequence",
+               f"loss_type='regress' needs the ratio of a completion: set ratio_level='sequence' (now {c.ratio_level!r})")
+
+
+def regress(ratio, logp, adv, cfg):
+    """(log ratio - scale * adv) ** 2 / (2 * scale), where a ratio of 1 has the gradient of REINFORCE."""
+    keys = Regress.of(cfg)
+    drift = jnp.log(ratio)
+    if keys.clip:
+        drift = grpo.clamp(drift, -keys.clip, keys.clip)
+    return (drift - keys.scale * adv) ** 2 / (2 * keys.scale)
+
+
+def regress_metrics(ratio, batch, cfg):
+    """Measure the share of completions, by tokens, that the clip leaves without a gradient."""
+    clip = Regress.of(cfg).clip
+    return {"regress_clip_ratio": batch.mean(jnp.abs(jnp.log(ratio)) > clip)} if clip else {}
+
+
 def per_token_of_micro_batch(mask, max_len, micro_batches):
     """bnpo: weigh tokens (B, T) so that every micro-batch counts the same, and so do the tokens within one: the loss is
     the mean over micro-batches of sum / number of tokens."""
@@ -59,8 +120,81 @@ def per_token_of_micro_batch(mask, max_len, micro_batches):
     return weights.reshape(mask.shape)
 
 
+def k2_sequence(logr, batch):
+    """ESPO, per completion (B, 1): (log p - log p_ref) ** 2 / 2L, where log p is the sum over its L tokens.
+
+    If all tokens drift equally, this is L times the mean of k2.
+    """
+    total = (logr * batch.mask * batch.share).sum(1, keepdims=True)
+    length = batch.mask.sum(1, keepdims=True)
+    return total**2 / (2 * jnp.maximum(length, 1))
+
+
 settings.add(
     grpo.LOSSES,
+    cispo=grpo.Loss(cispo, grpo.per_token, cap_metrics),
     wd1=grpo.Loss(weighted_likelihood, grpo.summed),
+    regress=grpo.Loss(regress, grpo.per_sequence, regress_metrics),
     bnpo=grpo.Loss(grpo.clipped, per_token_of_micro_batch, grpo.clip_metrics),
 )
+settings.add(grpo.KLS, k2_sequence=k2_sequence)
+
+# ---- terms -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Nll(config.Section):
+    """The negative log-likelihood of right completions (LightningRL).
+
+    A completion is right if its first reward reaches pass_at; without pass_at, if its advantage is above 0. Only right
+    completions that learn (keep_completions) are in the loss, with the log-probs of the run's estimator.
+    """
+
+    typed_as = "nll"
+    objective = "grpo"
+    coef: float = config.key(0.1, "weight of the negative log-likelihood of right completions", config.NON_NEGATIVE)
+
+    @property
+    def term(self):
+        return rl.Term(nll, right, tokens_of_right)
+
+
+def right(scored, adv, cfg):
+    """Tell which completions are right (B,), those whose first reward reaches pass_at, whatever their
+    advantages (N, G); without pass_at, those with an advantage above 0."""
+    if cfg.pass_at is None:
+        return np.asarray(adv > 0).reshape(-1)
+    first = next(iter(scored.parts.values()))
+    return rewards.apply_pass_at(first, cfg) == 1  # nan, no opinion, is not right
+
+
+def tokens_of_right(right, rollout, cfg):
+    """Weigh the tokens of the right completions of a minibatch, right (B,), so that they sum to 1 -> (B, T); 0 if there
+    is none."""
+    in_right = rollout.counts & right[:, None]
+    return grpo.per_token(in_right, cfg.max_new_tokens, 1)
+
+
+def nll(logp, entropy, weight, batch, cfg):
+    """Compute coef * the negative log-likelihood of the right completions, per token -> scalar, metrics."""
+    total = -jnp.sum(weight * batch.share * logp)
+    return Nll.of(cfg).coef * total, {"nll_loss": total}
+
+
+@dataclasses.dataclass(frozen=True)
+class EntropyBonus(config.Section):
+    """The more evenly the policy spreads its probability, the smaller the loss."""
+
+    typed_as = "entropy_bonus"
+    objective = "grpo"
+    coef: float = config.key(0.01, "weight of the entropy bonus", config.NON_NEGATIVE)
+
+    @property
+    def term(self):
+        # The gradient of the entropy needs memory: seven arrays of logits.
+        return rl.Term(entropy_bonus, of_entropy=True)
+
+
+def entropy_bonus(logp, entropy, extra, batch, cfg):
+    """Compute -coef * the mean entropy of the tokens that were predicted -> scalar, metrics."""
+    return -EntropyBonus.of(cfg).coef * batch.mean(entropy), {}

@@ -1,12 +1,16 @@
 """
-More rules of how many masks to fill at a step (--rule): `dream` (with --tempered=True), and SDAR's two, `static` and
-`dynamic`.
+More rules of how many masks to fill at a step (--rule): `dream` (with --tempered=True), SDAR's two, `static` and
+`dynamic`, Fast-dLLM's other, `factor`, and EB-Sampler's, `entropy`:
+
+    --rule=factor --factor.limit=1     --rule=entropy --entropy.budget=0.1
 """
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 
 import sample
-from system import settings
+from system import sections, settings
 
 
 def dream_fractions(steps):
@@ -43,4 +47,38 @@ def dynamic(b, plan):
     return static(b, plan) | (b.confidence > plan.threshold)
 
 
-settings.add(sample.RULES, dream=dream, static=static, dynamic=dynamic)
+@dataclasses.dataclass(frozen=True)
+class Factor(sections.Section):
+    typed_as = "factor"
+    belongs_to = "rule"
+    limit: float = sections.key(1.0, "rule=factor: fill n masks if the last is at least 1 - limit / (n + 1) probable",
+                                sections.NON_NEGATIVE)  # fmt: skip
+
+
+def factor(b, plan):
+    """Fast-dLLM's other rule: tokens in plan.order, up to the first for which (n + 1) (1 - p) > limit, p being
+    the probability of the n-th; at least one. (Its released loop fills the last mask even where that fails.)"""
+    too_unsure = (b.rank + 2) * (1 - b.confidence) > Factor.of(plan).limit
+    fails = b.masked & (b.rank > 0) & too_unsure
+    failing = jnp.where(fails, b.rank, b.masked.shape[1])
+    return (b.rank < failing.min(1, keepdims=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Entropy(sections.Section):
+    typed_as = "entropy"
+    belongs_to = "rule"
+    budget: float = sections.key(0.1, "rule=entropy: fill while the sum of entropies, less the largest, is within this "
+                                 "(nats)", sections.NON_NEGATIVE)  # fmt: skip
+
+
+def entropy(b, plan):
+    """EB-Sampler: tokens in plan.order, as long as the sum of their entropies, less the largest, is within the budget;
+    at least one."""
+    not_later = b.rank[:, None] <= b.rank[..., None]  # (B, L, L)
+    upto = jnp.where(not_later, b.entropy[:, None], 0)
+    within = upto.sum(-1) - upto.max(-1) <= Entropy.of(plan).budget
+    return within | (b.rank == 0)
+
+
+settings.add(sample.RULES, dream=dream, static=static, dynamic=dynamic, factor=factor, entropy=entropy)

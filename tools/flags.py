@@ -1,0 +1,17 @@
+"""What programs read on their command line beside their options."""
+import sys
+
+
+def value_and_others(flag: str) -> tuple[str, list[str]]:
+    """Take a flag from the command line -> its value (of several the last), and the other words."""
+    words = [word.partition("=") for word in sys.argv[1:]]
+    values = [value for name, _, value in words if name == flag]
+    return values[-1], ["".join(word) for word in words if word[0] != flag]
+
+
+def once(words: list[str]) -> list[str]:
+    """Return the words of a command line, or raise a ValueError if a flag is given twice."""
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{twice[0]} is given twice")
+    return words
