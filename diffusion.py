@@ -365,9 +365,8 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
         masked.reshape(-1, per_text, T),
         scored.reshape(-1, per_text, T),
     )
-    in_parts = chunk < n_copies
-    of_part = functools.partial(part_logp, params, x, cfg, valid, start, say, cfg.remat and in_parts)
-    if not in_parts:
+    of_part = functools.partial(part_logp, params, x, cfg, valid, start, say, cfg.remat and chunk < n_copies)
+    if chunk == n_copies:
         out = of_part(parts)
     else:
         # With remat each layer recomputes itself already, from its inputs, which are kept for all copies. To recompute

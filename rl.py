@@ -11,7 +11,6 @@ A variant changes these steps in the runs that use it, by methods of its keys (S
 """
 
 import functools
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -119,18 +118,9 @@ def terms(cfg):
     return {config.variant_of(section): section.term for section in cfg.use if section.term}
 
 
-def freezing(cfg):
-    """Return the section of a run that trains new parameters beside a frozen base; None: all are trained."""
-    found = [section for section in cfg.use if section.freezes]
-    if len(found) > 1:
-        names = " and ".join(map(config.variant_of, found))
-        raise ValueError(f"{names} each train parameters of their own: leave one out")
-    return found[0] if found else None
-
-
 def split(params, key, cfg):
     """Split starting params into those that are trained and the frozen others (None: all are trained)."""
-    section = freezing(cfg)
+    section = config.freezing(cfg)
     return section.split(params, key, cfg) if section else (params, None)
 
 
@@ -138,7 +128,7 @@ def whole(params, base, cfg):
     """Make the params of a model from the trained ones and the frozen base (None: all are trained)."""
     if base is None or params is None:
         return params
-    return freezing(cfg).whole(params, base, cfg)
+    return config.freezing(cfg).whole(params, base, cfg)
 
 
 def merged(state, base, cfg):
@@ -378,34 +368,6 @@ def denoising_loss(cfg):
 
 
 # ---- 7. the update ---------------------------------------------------------------------------------------------------
-
-
-def is_matrix(path, _):
-    """True if weight decay applies to the parameter at this path: not to norms, biases and embeddings."""
-    return not re.search("norm|bias|embed", path[-1].key)
-
-
-def optimizer(cfg):
-    """Make AdamW with clipping, warm-up and a schedule -> the optimizer, and rate(number of an update) -> its learning
-    rate."""
-    per_iter = config.updates_per_iter(cfg)
-    warmup = cfg.warmup_iters * per_iter
-
-    def warm(update):
-        return cfg.learning_rate * (update + 1) / warmup  # the first rate is not 0, which would waste a rollout
-
-    rate = optax.constant_schedule(cfg.learning_rate)
-    if cfg.lr_schedule == "cosine":
-        rest = max(cfg.max_iters - cfg.warmup_iters, 1) * per_iter
-        rate = optax.cosine_decay_schedule(cfg.learning_rate, rest, cfg.lr_end)
-    rate = optax.join_schedules([warm, rate], [warmup]) if warmup else rate
-
-    def decays(params):
-        return jax.tree_util.tree_map_with_path(is_matrix, params)
-
-    clip = [optax.clip_by_global_norm(cfg.grad_clip)] if cfg.grad_clip else []
-    adamw = optax.adamw(rate, cfg.beta1, cfg.beta2, cfg.adam_eps, weight_decay=cfg.weight_decay, mask=decays)
-    return optax.chain(*clip, adamw), rate
 
 
 def make_gradient(loss, cfg):

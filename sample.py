@@ -128,12 +128,6 @@ def random(logits, token, keys, *_):
     return jax.vmap(jax.random.uniform)(keys)
 
 
-def margin(logits, *_):
-    top, _ = jax.lax.top_k(logits, 2)
-    best, second = softmax_of(logits, top).T
-    return best - second
-
-
 def left(logits, token, keys, column):
     return -column.astype(jnp.float32)
 
@@ -141,7 +135,6 @@ def left(logits, token, keys, column):
 ORDERS = settings.Table(
     random=random,
     confidence=probability,
-    margin=margin,
     entropy=negative_entropy,
     left=left,
     sampled=probability,  # of the token that was drawn
@@ -189,15 +182,11 @@ def filtered(logits, plan):
     """Apply temperature, then top-p, then top-k (Dream's order) to logits (..., V)."""
     if plan.temperature:
         logits = logits / plan.temperature
-    if plan.top_p is not None and plan.top_p < 1:
-        from system.top_p import nucleus  # the first recipe samples from all tokens
+    if plan.top_p is None and plan.top_k is None:
+        return logits
+    from system import filters  # the first recipe samples from all tokens
 
-        logits = jnp.where(nucleus(logits, plan.top_p), logits, model.NEVER)
-    if plan.top_k is not None:
-        k = min(plan.top_k, logits.shape[-1])
-        top, _ = jax.lax.top_k(logits, k)
-        logits = jnp.where(logits < top[..., -1:], model.NEVER, logits)
-    return logits
+    return filters.kept(logits, plan.top_p, plan.top_k)
 
 
 def as_drawn(logits, x, plan):
@@ -265,12 +254,6 @@ def draw_tokens(logits, keys, plan):
     return token, kernels.token_logp(source, token)
 
 
-def without_noise(score):
-    """Round scores to 12 bits, so that equal ones stay equal. Without a prompt all masks are alike. The last bits of
-    float32 differ from one batch size or mesh to another, and would decide the order: 14 of 16 tokens changed."""
-    return jax.lax.reduce_precision(score, exponent_bits=8, mantissa_bits=12)
-
-
 def score_positions(logits, keys, column, plan, drawn=None):
     """Score positions from their logits (N, V) -> three (N,): the score by which plan.order ranks them, and the
     confidence and entropy of Block. drawn (N,): the tokens drawn there, for the order `sampled`."""
@@ -278,7 +261,7 @@ def score_positions(logits, keys, column, plan, drawn=None):
     token = kernels.likeliest(logits) if drawn is None else drawn
     score = ORDERS[plan.order](logits, token, keys, column)
     if plan.order not in ("left", "random"):  # these two are exact
-        score = without_noise(score)
+        score = kernels.without_noise(score)
     score = jnp.where(jnp.isnan(score), model.NEVER, score)  # nan: a broken model must not hang the loop
     return score, probability(logits, token), -negative_entropy(logits)
 
@@ -308,11 +291,6 @@ class Positions(NamedTuple):
     number: jax.Array  # (N,) of its column, counted from the right end, and of the step, see `position_keys`
 
 
-def positions_at_once(cfg):
-    """Say how many positions may have logits at a time: up to four such arrays exist."""
-    return max(kernels.LOGITS_BYTES // (16 * cfg.vocab_size), 1)
-
-
 def logits_at_positions(params, h, z, w, valid, cfg, plan):
     """Prepare to read logits at the positions of a window with states h (B / group, L, D) -> its Positions; a function
     that computes the logits (N, V) of some of them; how many of them may be read at a time."""
@@ -320,7 +298,7 @@ def logits_at_positions(params, h, z, w, valid, cfg, plan):
     group = B // len(h)
     params = model.gather_head(params, cfg)
     read = row_logits(params, z, valid, cfg, plan)
-    n = positions_at_once(cfg)
+    n = kernels.positions_at_once(cfg.vocab_size)
     at_once = B * L <= n
     if at_once:
         rows = jnp.arange(0, B, group).repeat(L)
@@ -333,13 +311,6 @@ def logits_at_positions(params, h, z, w, valid, cfg, plan):
     row, _ = jnp.indices((B, L))
     by_row = Positions(jnp.repeat(h, group, 0), row, w.column, number)
     return sharding.joined(by_row), logits_of, n
-
-
-def draws_everywhere(plan, V):
-    """True if it costs less to draw a token at every scored position than to compute the logits of the committed ones
-    again, to draw there alone."""
-    filters = plan.top_k or plan.top_p
-    return not plan.temperature or kernels.by_stretches(V) and not filters
 
 
 def choose(params, keys, h, z, w, valid, cfg, plan, rule):
@@ -360,7 +331,7 @@ def choose(params, keys, h, z, w, valid, cfg, plan, rule):
     def by_row(values):
         return [a.reshape(B, L) for a in values]
 
-    draws_first = plan.order == "sampled" or draws_everywhere(plan, cfg.vocab_size)
+    draws_first = plan.order == "sampled" or kernels.draws_everywhere(plan, cfg.vocab_size)
     order, confidence, entropy, *drawn = by_row(kernels.wanted_in_chunks(score, n, w.masked.reshape(-1), at))
     rank = rank_of(jnp.where(w.masked, order, -jnp.inf))
     chosen = rule(Block(w.masked, rank, confidence, entropy, w.i[:, None], w.steps[:, None]), plan)

@@ -20,7 +20,6 @@ import sys
 import time
 
 import jax
-import numpy as np
 
 import config
 import data
@@ -47,14 +46,6 @@ from system import sharding
 # ---- GRPO ------------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def timed(notes, name):
-    """Add the seconds that the body takes to notes[name]."""
-    begun = time.perf_counter()
-    yield
-    notes[name] += time.perf_counter() - begun
-
-
 def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None):
     """Run an iteration: write completions, judge and compare them, make the better ones likelier -> numbers to log.
 
@@ -65,10 +56,10 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
     write_key, view_key = jax.random.fold_in(rollout_key, 0), jax.random.fold_in(rollout_key, 1)
     prompts = draw(policy.step)
     # 1  Write G completions of each prompt.
-    with timed(notes, "time/rollout"):
+    with rollout_log.timed(notes, "time/rollout"):
         r = jax.block_until_ready(rl.roll_out(policy.params, write_key, prompts, cfg))
     # 2  Judge them.
-    with timed(notes, "time/reward"):
+    with rollout_log.timed(notes, "time/reward"):
         found = rl.score_rollout(r, prompts.rows, reward_fns, cfg, tok)
     # 3  Compare them within each group, and choose those that learn.
     adv = grpo.advantages(found.rewards, **rewards.advantage_settings(found.rewards, cfg))
@@ -77,7 +68,7 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
         return notes
     chosen = rl.select_completions(found, adv, cfg)
     # 4, 5  For each pass draw views (masked copies), cut minibatches, and add the log-probs that the loss needs.
-    with timed(notes, "time/old_ref"):
+    with rollout_log.timed(notes, "time/old_ref"):
         ready = jax.block_until_ready(rl.minibatches(policy, (view_key, order_key), chosen, cfg, old_logp_of))
     # 6, 7  Each minibatch is one update of the policy.
     for minibatch in ready:
@@ -167,41 +158,10 @@ def advance(run, state):
     return state, updates, notes
 
 
-def evaluate_and_log(run, state, best):
-    """Evaluate, log and show a State -> metrics, and the better of `best` and this evaluation, {step, score, ...}."""
-    key = rl.step_key(run.key, rl.EVALUATIONS, state.step)
-    try:
-        values, samples = run.task.evaluate(rl.merged(state, run.base, run.cfg), key)
-    except ValueError as e:
-        raise setup.save_and_explain(run, state, best, f"evaluation at step {state.step}", e) from e
-    runs.show(run, state.step, values, samples)
-    metric = run.task.best_metric
-    new = {"step": state.step, "score": values[metric] if metric else -values["val/nelbo"]}
-    new |= {"measure": metric or "val/nelbo"} | ({"se": values[f"{metric}_se"]} if f"{metric}_se" in values else {})
-    better = new["score"] >= (best["score"] if best else -np.inf)  # nan never is; equal ones: the later
-    return values, new if better else best
-
-
-def reaches_stop(run, values):
-    """True if the metrics of an evaluation are better than stop_at, so that the run ends."""
-    return run.cfg.stop_at is not None and values[run.task.best_metric] > run.cfg.stop_at
-
-
-def evaluate_if_lacking(run, state, best, done):
-    """Evaluate before the first step, and after resuming at a step whose evaluation failed or was not due before -> the
-    best evaluation, and whether the run is at its end."""
-    if runs.lacks_evaluation(run, state, done):
-        values, best = evaluate_and_log(run, state, best)
-        if state.step:
-            done = done or reaches_stop(run, values)
-            checkpoint.update_run(run.cfg, state.step, best=best, finished=done)
-    return best, done
-
-
 def loop(run, state, best, done):
     """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
     cfg, bar, last, unread = run.cfg, runs.progress_bar(run.cfg, state), None, None
-    best, done = evaluate_if_lacking(run, state, best, done)
+    best, done = setup.evaluate_if_lacking(run, state, best, done)
     with runs.StopRequested() as asked, bar:
         while not done:
             jax.block_until_ready(state.params if cfg.objective == "grpo" else ())  # not to be timed as rollout
@@ -226,8 +186,8 @@ def loop(run, state, best, done):
             bar.update(1)
             before = best
             if evaluates or done:
-                values, best = evaluate_and_log(run, state, best)
-                done = done or reaches_stop(run, values)
+                values, best = setup.evaluate_and_log(run, state, best)
+                done = done or setup.reaches_stop(run, values)
             if done or best is not before or saves or leaving:
                 checkpoint.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
             runs.leave_if_asked(run, state, done, leaving)
@@ -251,7 +211,7 @@ def train(cfg, rows=None, rewards=None):
         run, state, best, done = setup.setup(cfg, claims, train)
         announce(run.cfg, state, run.base, done)
         if cfg.eval_only:
-            evaluate_and_log(run, state, best)
+            setup.evaluate_and_log(run, state, best)
             return state, cfg.out_dir
         state, best = loop(run, state, best, done)
         said = runs.ending(run.cfg, best)

@@ -269,6 +269,15 @@ def has_frozen_base(cfg: Config) -> bool:
     return any(section.freezes for section in cfg.use)
 
 
+def freezing(cfg: Config) -> Section | None:
+    """Return the section of a run that trains new parameters beside a frozen base; None: all are trained."""
+    found = [section for section in cfg.use if section.freezes]
+    if len(found) > 1:
+        names = " and ".join(map(variant_of, found))
+        raise ValueError(f"{names} each train parameters of their own: leave one out")
+    return found[0] if found else None
+
+
 def pack_of(cfg: Config) -> Callable | None:
     """Return what stores the matrices of a frozen base in another form while they are read, see Section.pack."""
     return next((section.pack for section in cfg.use if section.pack), None)

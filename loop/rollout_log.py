@@ -2,9 +2,11 @@
 What is logged of an iteration: its rewards, advantages, lengths and repetitions, and the first group.
 """
 
+import contextlib
 import itertools
 import math
 import operator
+import time
 from typing import Any
 
 import numpy as np
@@ -104,3 +106,11 @@ def masked_text(rollout, cfg, tok):
         run_ids = [token for token, _ in run]
         text += "<|mask|>" * len(run_ids) if is_masked else tok.decode(run_ids)
     return text
+
+
+@contextlib.contextmanager
+def timed(notes, name):
+    """Add the seconds that the body takes to notes[name]."""
+    begun = time.perf_counter()
+    yield
+    notes[name] += time.perf_counter() - begun

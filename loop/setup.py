@@ -1,15 +1,18 @@
 """
-What wraps the loop of train.py: a run is prepared or resumed, checked after each step, and saved when a reward fails.
+What wraps the loop of train.py: a run is prepared or resumed, checked after each step, evaluated, and saved when a
+reward fails.
 """
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import config
 import data
@@ -43,6 +46,34 @@ def read_metrics(unread, last, cfg):
         + f"Try a lower learning_rate (now {cfg.learning_rate}), more warmup_iters (now {cfg.warmup_iters}), "
         + f"grad_clip=1.0 (now {cfg.grad_clip})" + (", dtype=float32" if cfg.model.dtype != "float32" else "")
     )  # fmt: skip
+
+
+def is_matrix(path, _):
+    """True if weight decay applies to the parameter at this path: not to norms, biases and embeddings."""
+    return not re.search("norm|bias|embed", path[-1].key)
+
+
+def optimizer(cfg):
+    """Make AdamW with clipping, warm-up and a schedule -> the optimizer, and rate(number of an update) -> its learning
+    rate."""
+    per_iter = config.updates_per_iter(cfg)
+    warmup = cfg.warmup_iters * per_iter
+
+    def warm(update):
+        return cfg.learning_rate * (update + 1) / warmup  # the first rate is not 0, which would waste a rollout
+
+    rate = optax.constant_schedule(cfg.learning_rate)
+    if cfg.lr_schedule == "cosine":
+        rest = max(cfg.max_iters - cfg.warmup_iters, 1) * per_iter
+        rate = optax.cosine_decay_schedule(cfg.learning_rate, rest, cfg.lr_end)
+    rate = optax.join_schedules([warm, rate], [warmup]) if warmup else rate
+
+    def decays(params):
+        return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+    clip = [optax.clip_by_global_norm(cfg.grad_clip)] if cfg.grad_clip else []
+    adamw = optax.adamw(rate, cfg.beta1, cfg.beta2, cfg.adam_eps, weight_decay=cfg.weight_decay, mask=decays)
+    return optax.chain(*clip, adamw), rate
 
 
 def new_state(params, cfg, tx, reference=True):
@@ -88,7 +119,7 @@ def setup(cfg, claims, train):
     task = make_task(cfg, tok, first_params)
     if cfg.num_epochs:
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
-    tx, rate = rl.optimizer(cfg)
+    tx, rate = optimizer(cfg)
     rate = jax.jit(rate)
     params_key, adapters_key = jax.random.fold_in(key, rl.PARAMS), jax.random.fold_in(key, rl.ADAPTERS)
     params, base = sharding.shard(rl.split(task.init(params_key), adapters_key, cfg))
@@ -131,3 +162,34 @@ def save_and_explain(run, state, best, where, error):
     checkpoint.save_run(run.cfg, state, run.tok, best, finished=False)
     return ValueError(f"{where}: {error}. Saved {run.cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
                       "--resume=True")  # fmt: skip
+
+
+def evaluate_and_log(run, state, best):
+    """Evaluate, log and show a State -> metrics, and the better of `best` and this evaluation, {step, score, ...}."""
+    key = rl.step_key(run.key, rl.EVALUATIONS, state.step)
+    try:
+        values, samples = run.task.evaluate(rl.merged(state, run.base, run.cfg), key)
+    except ValueError as e:
+        raise save_and_explain(run, state, best, f"evaluation at step {state.step}", e) from e
+    runs.show(run, state.step, values, samples)
+    metric = run.task.best_metric
+    new = {"step": state.step, "score": values[metric] if metric else -values["val/nelbo"]}
+    new |= {"measure": metric or "val/nelbo"} | ({"se": values[f"{metric}_se"]} if f"{metric}_se" in values else {})
+    better = new["score"] >= (best["score"] if best else -np.inf)  # nan never is; equal ones: the later
+    return values, new if better else best
+
+
+def reaches_stop(run, values):
+    """True if the metrics of an evaluation are better than stop_at, so that the run ends."""
+    return run.cfg.stop_at is not None and values[run.task.best_metric] > run.cfg.stop_at
+
+
+def evaluate_if_lacking(run, state, best, done):
+    """Evaluate before the first step, and after resuming at a step whose evaluation failed or was not due before -> the
+    best evaluation, and whether the run is at its end."""
+    if runs.lacks_evaluation(run, state, done):
+        values, best = evaluate_and_log(run, state, best)
+        if state.step:
+            done = done or reaches_stop(run, values)
+            checkpoint.update_run(run.cfg, state.step, best=best, finished=done)
+    return best, done

@@ -353,6 +353,12 @@ def likeliest(logits):
     return best * parts.shape[-1] + inside.argmax(-1)
 
 
+def without_noise(score):
+    """Round scores to 12 bits, so that equal ones stay equal. Without a prompt all masks are alike. The last bits of
+    float32 differ from one batch size or mesh to another, and would decide the order: 14 of 16 tokens changed."""
+    return jax.lax.reduce_precision(score, exponent_bits=8, mantissa_bits=12)
+
+
 def inverse_cdf(key, p):
     """Draw index i of p (n,) with probability p[i] / sum(p): where the cumulative sum first reaches a random share."""
     u = jax.random.bits(key) >> 8
@@ -397,9 +403,21 @@ def draw_rows(keys, logits):
     return token[:, 0]
 
 
+def draws_everywhere(plan, V):
+    """True if it costs less to draw a token at every scored position than to compute the logits of the committed ones
+    again, to draw there alone."""
+    filters = plan.top_k or plan.top_p
+    return not plan.temperature or by_stretches(V) and not filters
+
+
 # At most this many bytes of logits exist at a time (220 positions of a vocabulary of 152,000). Smaller chunks read the
 # head too often; larger ones waste memory, as the entropy's gradient holds seven such arrays.
 LOGITS_BYTES = 2**27
+
+
+def positions_at_once(V):
+    """Say how many positions may have logits at a time: up to four such arrays exist."""
+    return max(LOGITS_BYTES // (16 * V), 1)
 
 
 def wanted_in_chunks(fn, n, wanted, *trees):

@@ -3,8 +3,9 @@ Settings that are declared in the file that uses them.
 
 A file outside the core declares its keys in `class Keys(Section)`; a variant of a model, in `class Shape(Section)`. A
 run or a model has those that it uses in `use`: in a config file, use=(lora.Keys(rank=16),); on the command line,
---lora.rank=16, which opens the file of that name. A file reads its keys with `Keys.of(cfg)`: what the run has set, or
-the defaults.
+--lora.rank=16, which opens the file of that name. Where a file has several sections, each says in `typed_as` what its
+keys are typed with, and settings.FILE_OF names the file. A file reads its keys with `Keys.of(cfg)`: what the run has
+set, or the defaults.
 """
 import contextlib
 import dataclasses

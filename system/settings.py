@@ -52,27 +52,11 @@ class Table(dict):
 
 
 # The files of variants/ that have entries or keys of other names than their own {name: file}.
-FILE_OF = {
-    "one_step": "estimators",
-    "coupled": "estimators",
-    "exact": "estimators",
-    "trace": "estimators",
-    "quadrature": "estimators",
-    "strata": "estimators",
-    "masked_prompt": "estimators",
-    "dream": "rules",
-    "static": "rules",
-    "dynamic": "rules",
-    "factor": "rules",
-    "entropy": "rules",
-    "wd1": "losses",
-    "bnpo": "losses",
-    "cispo": "losses",
-    "regress": "losses",
-    "k2_sequence": "losses",
-    "nll": "losses",
-    "entropy_bonus": "losses",
-}
+FILE_OF = (
+    dict.fromkeys(("one_step", "coupled", "exact", "trace", "quadrature", "strata", "masked_prompt"), "estimators")
+    | dict.fromkeys(("margin", "dream", "static", "dynamic", "factor", "entropy"), "rules")
+    | dict.fromkeys(("wd1", "bnpo", "cispo", "regress", "k2_sequence", "nll", "entropy_bonus"), "losses")
+)
 
 
 def add(table: dict[str, Any], **functions: Any) -> None:

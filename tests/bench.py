@@ -52,7 +52,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from data import texts
     from grpo import advantages as group_advantages
     from judges import rules
-    from loop import run_rewards, runs, same_run
+    from loop import run_rewards, runs, same_run, setup
     from loop.start import find_or_train
     from rewards import advantage_settings, total_rewards, written_per_pass
     from rewards import score as score_all
@@ -170,7 +170,7 @@ def prompts_of(run, N):
 def learner(run, params=None):
     """Config -> its params, or those given; noised() -> random text with masks; step(batch): a whole one, by default
     on `noised()`."""
-    cfg, key, tx = run.model, jax.random.key(0), rl.optimizer(run)[0]
+    cfg, key, tx = run.model, jax.random.key(0), setup.optimizer(run)[0]
     params, shape = params or model.init(key, cfg), (run.batch_size, run.max_new_tokens)
     text = data.Batch(jax.random.randint(key, shape, 0, cfg.eos_id), np.ones(shape, bool), None)
     noised = functools.partial(jax.jit(functools.partial(diffusion.noise, cfg=cfg)), key, text)

@@ -174,7 +174,7 @@ def small_run(options, name, **changes):
 
 def trained(cfg):
     """Run a small run -> its last State as a list of arrays."""
-    with mock.patch.object(trainer, "evaluate_and_log", lambda run, state, best: ({}, best)):
+    with mock.patch.object(setup, "evaluate_and_log", lambda run, state, best: ({}, best)):
         state, _ = trainer.train(cfg, reversed_digits(), even)
     return [np.asarray(x) for x in jax.tree.leaves((state.params, state.opt_state))]
 
@@ -254,7 +254,7 @@ def learn(options):
     """the first command of the README, the sudoku base and GRPO: their curves and seconds"""
     small = sized(options, dict(max_iters=2, eval_interval=2, eval_size=4, **{"texts.limit": 64}, batch_size=4), {})
     of_grpo = small | dict(rollout_chunk=None) | sized(options, dict(keep_completions=4), {})
-    begun, evaluate, name = time.perf_counter(), trainer.evaluate_and_log, ""
+    begun, evaluate, name = time.perf_counter(), setup.evaluate_and_log, ""
 
     def noted(run, state, best):
         """Evaluate as the run does, and tell the point of the curve."""
@@ -268,7 +268,7 @@ def learn(options):
         shape = shared.changed(cfg.model, **sized(options, dict(n_layer=1, d_model=16, n_head=2), {}))
         start_from = cfg.init_from and f"{options.folder}/sudoku_base"
         cfg = shared.changed(cfg, out_dir=f"{options.folder}/{name}", model=shape, init_from=start_from, **changes)
-        with mock.patch.object(trainer, "evaluate_and_log", noted):
+        with mock.patch.object(setup, "evaluate_and_log", noted):
             state, _ = trainer.train(cfg)
         yield Figure(f"{name}, seconds from the beginning", time.perf_counter() - begun, "s", f"{state.step} steps")
 
@@ -505,7 +505,7 @@ def begun_run(cfg, params):
     from folders. The reward is the length of a completion."""
     tok, text = bench.prompts_of(cfg, cfg.batch_size // config.copies(cfg))
     text = text._replace(valid=np.ones(text.tokens.shape, bool))  # as prompts with padding: it runs other programs
-    key, (tx, rate) = jax.random.key(0), rl.optimizer(cfg)
+    key, (tx, rate) = jax.random.key(0), setup.optimizer(cfg)
     rewards = {"length": lambda completions: [float(len(c)) for c in completions]}
     noise = rl.noise(cfg)
 

@@ -547,6 +547,8 @@ def test_a_key_that_is_not_there_answers_with_those_that_are(file, tmp_path):
     assert "'use': there is no such thing here: a variant is put in use by a key" in message(file, "--use=lora")
     old = written(tmp_path, "config = Config(lora_rank=3)", "old.py")
     assert "lora_rank is now lora.rank: Config(use=(lora.Keys(rank=...),))" in message(old)
+    old = written(tmp_path, "config = Config(budget=3.0)", "old.py")
+    assert "budget is now entropy.budget: Config(use=(rules.Entropy(budget=...),))" in message(old)
     with pytest.raises(ValueError, match=r"lora is of a variant, lora: Config\(use=\(lora.Keys\(\),\)\)"):
         config.Config(lora=True)
     old = written(tmp_path, "config = Config(model=ModelConfig(block_causal=3))", "old.py")
@@ -596,7 +598,8 @@ def test_no_key_has_the_name_of_a_method_of_section():
 @pytest.mark.parametrize("loss, used", [("wd1", ["wd1"]), ("bnpo", [])])
 def test_a_run_of_older_code_goes_on_whose_loss_had_a_file_of_its_own(loss, used):
     cfg = config.Config(objective="grpo", init_from="a", loss_type=loss)
-    assert same_run.changed_keys(cfg, {"use": used, "loss_type": loss}, same_run.FREE) == ""
+    for was in ({"use": used}, {"losses": True}):
+        assert same_run.changed_keys(cfg, was | {"loss_type": loss}, same_run.FREE) == ""
 
 
 def test_a_system_prompt_without_a_template_is_refused():

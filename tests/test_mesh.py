@@ -25,7 +25,7 @@ import rl
 import sample
 import train
 from checkpoints import checkpoint, resume
-from loop import runs
+from loop import runs, setup
 from system import placement, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
@@ -173,7 +173,7 @@ BIG = model.ModelConfig(n_layer=2, n_head=8, n_kv_head=4, d_model=128, d_ff=256,
 def compiled(sizes):
     """Compile an update and a rollout for a mesh -> [(FLOPs per device, bytes of temporaries, HLO)]."""
     B, T, cfg = 16, 64, config.Config(batch_size=16, max_prompt_len=16, max_new_tokens=48, model=BIG)
-    tx, _ = rl.optimizer(cfg)
+    tx, _ = setup.optimizer(cfg)
     array = lambda dtype: jax.ShapeDtypeStruct((B, T), dtype)
     with sharding.use(sizes):
         params = sharding.shard(model.init(jax.random.key(0), BIG))

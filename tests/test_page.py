@@ -18,6 +18,7 @@ from data import foreign, learn
 from sample import Plan
 from system import sections
 from tools import complete, page
+from variants import rules  # noqa: F401  (its order)
 
 TOK = data.Tokenizer.bytes()
 MASK = TOK.mask_id

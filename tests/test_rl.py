@@ -382,7 +382,7 @@ def test_a_run_holds_params_two_moments_and_the_reference_and_nothing_of_its_sta
         return lambda *given: (update(*given), alive.append(held() - before - size(jax.tree.leaves(given[4]))))[0]
 
     monkeypatch.setattr(rl, "make_update", counted)
-    monkeypatch.setattr(train, "evaluate_and_log", lambda run, state, best: ({"val/sampled": 0.0}, best))
+    monkeypatch.setattr(setup, "evaluate_and_log", lambda run, state, best: ({"val/sampled": 0.0}, best))
     monkeypatch.setattr(runs, "ending", lambda *_: "")
     for changes in ({}, {"max_iters": 3, "resume": True}):
         gc.collect()
@@ -559,7 +559,7 @@ def test_two_variants_that_train_parameters_of_their_own_are_refused():
     freezes = type("Other", (sections.Section,), {"freezes": True, "__module__": "variants.other"})
     both = types.SimpleNamespace(use=(freezes(), lora.Keys()))
     with pytest.raises(ValueError, match="other and lora each train parameters of their own: leave one out"):
-        rl.freezing(both)
+        config.freezing(both)
 
 
 def test_a_run_says_how_each_iteration_went_and_logs_what_its_first_group_wrote(tiny, place, capsys):

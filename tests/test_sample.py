@@ -23,7 +23,7 @@ import sample
 from checkpoints import checkpoint, huggingface
 from sample import Plan, generate, row_keys
 from system import kernels, sharding, terminal
-from system.top_p import nucleus
+from system.filters import nucleus
 from tools import complete
 from variants import caches, repetition_penalty, rules  # noqa: F401
 
@@ -444,8 +444,8 @@ def test_equal_scores_go_from_left_to_right_and_those_that_differ_in_their_last_
     for order in ("confidence", "margin", "entropy"):
         assert committed("01________", Plan(order=order, steps=3), flat)[0].tolist() == [2, 3, 4]
     score = jnp.array([0.25, 0.5, 1.0])
-    np.testing.assert_array_equal(sample.without_noise(score * (1 + 2**-13)), score)
-    assert (sample.without_noise(score * (1 + 2**-11)) > score).all()
+    np.testing.assert_array_equal(kernels.without_noise(score * (1 + 2**-13)), score)
+    assert (kernels.without_noise(score * (1 + 2**-11)) > score).all()
 
 
 def test_sdars_quota_gives_what_is_left_over_to_the_first_steps():

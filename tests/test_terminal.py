@@ -23,7 +23,7 @@ import model
 import rl
 import train
 from checkpoints import checkpoint
-from loop import runs, same_run
+from loop import runs, same_run, setup
 from system import sections, terminal, unknown
 from tools import complete, score
 
@@ -97,7 +97,7 @@ def test_other_keys_follow_where_that_is_what_was_meant():
     cfg = config.load(["config/sudoku_grpo.py", "--batch_size=2", "--learning_rate=1e-6"])
     assert (config.n_update(cfg), config.minibatch(cfg), config.updates_per_iter(cfg)) == (8, 8, 4)
     assert cost.count_rows(cfg).scored == 4 * 8 * 2
-    _, rate = rl.optimizer(cfg)
+    _, rate = setup.optimizer(cfg)
     assert float(rate(4 * 200)) == pytest.approx(1e-6 / 60)
     assert config.minibatch(config.load(["config/smollm2_grpo.py", "--batch_size=2", "--init_from=x"])) == 16
     causal = "config/sudoku_d1_grpo.py --init_from=config/arith_ar_base.py --order=left --logp_est="

@@ -28,7 +28,7 @@ import model
 import rl
 import train
 from checkpoints import checkpoint, resume
-from loop import runs
+from loop import runs, setup
 from loop.start import prepare
 from system import disk, terminal
 from tools import complete
@@ -122,22 +122,22 @@ def sending(sent):
 
 # ---- the optimizer ----
 def test_the_rate_climbs_in_a_line_falls_in_half_a_cosine_and_ends_on_its_floor(tiny):
-    _, rate = rl.optimizer(tiny(learning_rate=2e-3, lr_end=0.15, warmup_iters=10, max_iters=110))
+    _, rate = setup.optimizer(tiny(learning_rate=2e-3, lr_end=0.15, warmup_iters=10, max_iters=110))
     want = [2e-3 * (s + 1) / 10 if s < 10 else 3e-4 + (2e-3 - 3e-4) * (1 + np.cos(np.pi * (s - 10) / 100)) / 2
             for s in range(111)] + [3e-4, 3e-4]  # fmt: skip
     np.testing.assert_allclose([rate(s) for s in [*range(111), 111, 999]], want, rtol=1e-5)
     several = tiny(objective="grpo", init_from="x", rewards=("length",), updates_per_rollout=3, learning_rate=6e-3,
                    lr_schedule="constant", warmup_iters=2, max_iters=4)  # fmt: skip
-    rates = [rl.optimizer(several)[1](s) for s in (0, 1, 2, 3, 4, 5, 6, 10**6)]
+    rates = [setup.optimizer(several)[1](s) for s in (0, 1, 2, 3, 4, 5, 6, 10**6)]
     np.testing.assert_allclose(rates, [1e-3, 2e-3, 3e-3, 4e-3, 5e-3, *[6e-3] * 3], rtol=1e-5)
     for schedule in ("cosine", "constant"):
-        _, rate = rl.optimizer(tiny(learning_rate=2e-3, lr_schedule=schedule, warmup_iters=0))
+        _, rate = setup.optimizer(tiny(learning_rate=2e-3, lr_schedule=schedule, warmup_iters=0))
         assert rate(0) == np.float32(2e-3)
 
 
 def test_norms_biases_and_embeddings_do_not_decay_and_all_else_does(tiny):
     shape = model.ModelConfig(n_layer=1, n_head=2, d_model=16, qkv_bias=True, qk_norm=True, mask_id=258)
-    tx, _ = rl.optimizer(tiny(learning_rate=0.1, weight_decay=0.5, warmup_iters=0))
+    tx, _ = setup.optimizer(tiny(learning_rate=0.1, weight_decay=0.5, warmup_iters=0))
     params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), jax.eval_shape(lambda: model.init(KEY, shape)))
     updates = jax.jit(lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p)[0])(params)
     decaying = {"['head']", *(f"['blocks'][0]['{n}']" for n in ("q", "k", "v", "o", "gate", "up", "down"))}
@@ -152,7 +152,7 @@ def test_gradients_are_clipped_to_their_global_norm_and_reported_unclipped(tiny)
     loss = lambda params, batch: (jnp.sum(params["w"] * batch["x"].mean(0)), {})
     batch = {"x": jnp.tile(jnp.array([30.0, 40.0]), (8, 1))}  # a gradient of norm 50
     for clip, norm in ((1.0, 1.0), (60.0, 50.0), (None, 50.0)):
-        tx, _ = rl.optimizer(cfg := tiny(grad_clip=clip, beta1=0.9))
+        tx, _ = setup.optimizer(cfg := tiny(grad_clip=clip, beta1=0.9))
         params = {"w": jnp.ones(2)}
         *_, opt_state, _, metrics = rl.make_update(loss, tx, cfg)(params, tx.init(params), None, 0, batch)
         assert float(metrics["grad_norm"]) == pytest.approx(50)
@@ -163,7 +163,7 @@ def test_gradients_are_clipped_to_their_global_norm_and_reported_unclipped(tiny)
 def test_updates_are_adamw_as_its_paper_writes_it_and_the_average_of_the_weights_follows(tiny):
     cfg = tiny(learning_rate=0.1, warmup_iters=0, lr_schedule="constant", weight_decay=0.2, beta1=0.8, beta2=0.95,
                grad_clip=None, ema_decay=0.5)  # fmt: skip
-    tx, _ = rl.optimizer(cfg)
+    tx, _ = setup.optimizer(cfg)
     update = rl.make_update(lambda p, b: (jnp.sum(p["w"] ** 2 * b["x"].mean(0)), {}), tx, cfg)
     w, average, m, v = np.array([1.0, -2.0]), np.array([1.0, -2.0]), 0, 0
     state = {"w": jnp.array(w)}, tx.init({"w": jnp.array(w)}), {"w": jnp.array(w)}
@@ -213,7 +213,7 @@ def test_the_log_has_loss_rate_and_gradient_norm_and_at_evaluations_nelbo_and_pa
     assert [r["tokens"] for r in training] == seen
     assert evaluations[0].keys() >= {"val/nelbo", "val/greedy", "val/sampled", "time"}
     assert training[0]["loss"] == pytest.approx(np.log(258), abs=0.5)  # an untrained model knows nothing
-    _, rate = rl.optimizer(unbroken)
+    _, rate = setup.optimizer(unbroken)
     rates = [rate(r["step"] - 1) for r in training]
     np.testing.assert_allclose([r["learning_rate"] for r in training], rates, rtol=1e-6)
     assert [r["time"] for r in log] == sorted(r["time"] for r in log)

@@ -6,12 +6,15 @@ def value_and_others(flag: str) -> tuple[str, list[str]]:
     """Take a flag from the command line -> its value (of several the last), and the other words."""
     words = [word.partition("=") for word in sys.argv[1:]]
     values = [value for name, _, value in words if name == flag]
-    return values[-1], ["".join(word) for word in words if word[0] != flag]
+    others = ["".join(word) for word in words if word[0] != flag]
+    return values[-1], others
 
 
 def once(words: list[str]) -> list[str]:
     """Return the words of a command line, or raise a ValueError if a flag is given twice."""
-    names = [word.partition("=")[0] for word in words if word.startswith("--")]
-    if twice := [name for name in names if names.count(name) > 1]:
+    flags = [word for word in words if word.startswith("--")]
+    names = [flag.partition("=")[0] for flag in flags]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
         raise ValueError(f"{twice[0]} is given twice")
     return words

@@ -102,7 +102,7 @@ def topology(text):
 
 def abstract_run(cfg):
     """Describe a run by shapes alone -> its update, its State, the base of LoRA, and the State as a Task sees it."""
-    tx, width = rl.optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
+    tx, width = setup.optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
     loss = rl.denoising_loss(cfg)
     if cfg.objective == "grpo":
         loss = functools.partial(rl.policy_loss, cfg=cfg)

@@ -24,10 +24,9 @@ class Keys(config.Section):
         yield shape.causal, "paired=True: a causal model reads from left to right and needs paired=False"
 
     def between_keys(self, c):
-        parts = c.gradient_accumulation_steps
-        yield (c.batch_size % (2 * parts),
+        yield (c.batch_size % (2 * c.gradient_accumulation_steps),
                f"paired=True takes every text twice: batch_size={c.batch_size} must be a multiple of 2 x "
-               f"gradient_accumulation_steps={parts}")
+               f"gradient_accumulation_steps={c.gradient_accumulation_steps}")
 
 
 def noise(key, batch, cfg, norm="token") -> diffusion.NoisyBatch:

@@ -42,9 +42,8 @@ class Keys(sections.Section):
         return penalized(logits, ids_of(place.z, there, logits.shape[-1]), self.penalty)
 
     def fits(self, c, shape, where):
-        penalty = self.penalty
-        yield (penalty != 1 and shape.block and c.objective == "grpo",
-               f"repetition_penalty.penalty={penalty}: grpo scores all blocks of a model at once, and each was "
+        yield (self.penalty != 1 and shape.block and c.objective == "grpo",
+               f"repetition_penalty.penalty={self.penalty}: grpo scores all blocks of a model at once, and each was "
                "sampled with other tokens there: 1.0")  # fmt: skip
 
 

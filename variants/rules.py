@@ -1,11 +1,12 @@
 """
 More rules of how many masks to fill at a step (--rule): `dream` (with --tempered=True), SDAR's two, `static` and
-`dynamic`, Fast-dLLM's other, `factor`, and EB-Sampler's, `entropy`:
+`dynamic`, Fast-dLLM's other, `factor`, and EB-Sampler's, `entropy`; and an order, `margin`:
 
     --rule=factor --factor.limit=1     --rule=entropy --entropy.budget=0.1
 """
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -81,4 +82,12 @@ def entropy(b, plan):
     return within | (b.rank == 0)
 
 
+def margin(logits, *_):
+    """The order of LLaDA's and Dream's margin: first where the likeliest token is furthest ahead of the second."""
+    top, _ = jax.lax.top_k(logits, 2)
+    best, second = sample.softmax_of(logits, top).T
+    return best - second
+
+
 settings.add(sample.RULES, dream=dream, static=static, dynamic=dynamic, factor=factor, entropy=entropy)
+settings.add(sample.ORDERS, margin=margin)

@@ -1,8 +1,21 @@
 """
-Top-p sampling: which tokens it keeps.
+Top-p and top-k sampling: which tokens they keep.
 """
 import jax
 import jax.numpy as jnp
+
+from system.kernels import NEVER
+
+
+def kept(logits, top_p, top_k):
+    """Forbid the tokens that top-p, and then top-k, leave out of logits (..., V); None: no such filter."""
+    if top_p is not None and top_p < 1:
+        logits = jnp.where(nucleus(logits, top_p), logits, NEVER)
+    if top_k is not None:
+        k = min(top_k, logits.shape[-1])
+        top, _ = jax.lax.top_k(logits, k)
+        logits = jnp.where(logits < top[..., -1:], NEVER, logits)
+    return logits
 
 
 def nucleus(logits, top_p):
