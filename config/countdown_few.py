@@ -4,7 +4,7 @@ Pretrain a model on few answers: 600 puzzles of countdown (3,251 rows), as the s
     python train.py config/countdown_few.py
 
 600 steps, 2 minutes of processor time on 2 cores of a shared Intel Xeon: 13.3% greedy and 10.5% sampled. With more
-steps it learns its rows by heart (docs/lessons.md).
+steps it learns its rows by heart (docs/tried.md).
 """
 from dataclasses import replace
 

@@ -12,7 +12,7 @@ is 17, 33, 48, 60, 67, 75, 80, 81, 84 and 83%. Planning is the limit: of 178 wro
 equation; 116 have a true one that mostly leads nowhere, and a second that is bent to the target. 93% of the puzzles
 that need only + and - are solved, and 54% of the others. A model of 0.9M parameters reached 70.0% in 5,000 steps. GRPO
 hardly helps at the end (60 iterations, 20 minutes of one core: 80.9 to 81.1%), and in the middle pre-training wins by
-far (from step 2,200 in 3 minutes: 34.8 to 44.5%, with GRPO to 29.0%); docs/lessons.md says what was tried.
+far (from step 2,200 in 3 minutes: 34.8 to 44.5%, with GRPO to 29.0%); docs/tried.md says what was tried.
 """
 from dataclasses import replace
 

@@ -9,8 +9,9 @@ pass for all log-probabilities.
 The LoRA fits one card of 40 GB; training all parameters (--lora=False) fits 8 cards of 80 GB, at 27 GB each
 (--plan=8xH100).
 
-Not run here on the real model. The paper: 7,700 updates, GSM8K from 76.7% to 79.8% (greedy, 256 tokens, 128 steps); a
-user of its code needed 4 days, 96 hours, on 8 H100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.
+Not run here on the real model. The paper: 7,700 updates, GSM8K from 76.7% to 79.8% (greedy, 256 tokens, 128 steps). Its
+author says that this takes one to two days; a user expected about 4 days for all ten epochs on 8 H100 GPUs
+(dllm-reasoning/d1#25). Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.
 """
 from config import Config, diffucoder_grpo
 from data import texts

@@ -9,7 +9,7 @@ greedily and 74.3% sampled before, 86.0 and 77.3% after 30 iterations, then 88.3
 and 84.5% at the end (standard error 1.8); with another seed 83.8 and 80.5% after 60. With one pass per block (0.5
 passes per token) it is right as often as its base with 1.25. The control, the same LoRA trained on the answers for 8
 minutes: 88.8 and 81.8%. From a base of 260 steps, 38.3% became 51.5%. Three runs with 8 to 16 problems per iteration
-did not improve on held-out problems (docs/smollm2.md).
+did not improve on held-out problems (docs/results.md).
 """
 from dataclasses import replace
 

@@ -24,8 +24,8 @@ tuning = dict(
     group_size=4,
     keep_completions=128,
     updates_per_rollout=4,
-    # Pairs of complementary masks bound log p of a completion from below. Pushing a lower bound up pushes log p up;
-    # pushing it down only makes it loose. So completions below the average of their group are left out.
+    # Pairs of complementary masks bound log p of a completion from below. A bound that is pushed up takes log p along;
+    # one that is pushed down may only become loose. So completions below the average of their group are left out.
     logp_est="coupled_elbo",
     logp_views=1,
     ratio_level="none",

@@ -81,8 +81,9 @@ def seeds(metrics):
 
 
 def table(short):
-    """Make the table of the runs of all recipes or, for the README, of some: those runs of the code as it is that have
-    the most seeds, one metric. Older runs are left out if the last are of the code as it is, and have as many seeds."""
+    """Make the table of the runs of all recipes or, for the README, of some: the runs that have the most seeds, of
+    the code as it is if there are any, one metric. Older runs are left out if the last are of the code as it is, and
+    have as many seeds."""
     lines = [["recipe", "task", "before", "after", "minutes", "machine", "date", ""], ["---"] * 8]
     for recipe in rows("recipes"):
         found = {}
@@ -92,7 +93,7 @@ def table(short):
         batches = [*found.values()]
         if short:
             first = [dict([next(iter(metrics.items()))]) for metrics in batches if recipe["readme"]]
-            batches = sorted((metrics for metrics in first if not cells(recipe, metrics)[-1]), key=seeds)[-1:]
+            batches = sorted(first, key=lambda metrics: (not cells(recipe, metrics)[-1], seeds(metrics)))[-1:]
         if batches and not cells(recipe, batches[-1])[-1]:
             batches = [metrics for metrics in batches[:-1] if seeds(metrics) > seeds(batches[-1])] + batches[-1:]
         new = [cells(recipe, metrics) for metrics in batches]

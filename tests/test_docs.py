@@ -35,8 +35,8 @@ from variants import blocks
 
 TINY = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
 PAGES = sorted(glob.glob("docs/*.md"))
-LONGEST = {"README.md": 150, "config/README.md": 40, "tests/README.md": 60}  # in lines
-MOST_PAGES, MOST_WORDS = 20, 23_000  # of docs/, the notebook and one_file.py apart
+LONGEST = {"README.md": 140, "config/README.md": 40, "tests/README.md": 60}  # in lines
+MOST_PAGES, MOST_WORDS = 13, 15_000  # of docs/, the notebook and one_file.py apart
 READ = [*PAGES, *LONGEST]
 CODE = "diffusion", "grpo", "model", "rewards", "rl", "sample", "train", "config"
 CODE = {name: name for name in CODE} | {
@@ -78,12 +78,10 @@ def test_every_page_that_the_program_names_is_there():
     assert not [page for page in named if not os.path.exists(page)]
 
 
-def test_the_index_has_the_question_of_every_page_and_the_list_every_recipe():
-    index = read("docs/README.md")
-    for path in PAGES:
-        name, question = os.path.basename(path), read(path).splitlines()[0].removeprefix("# ")
-        assert name == "README.md" or f"* [{name}]({name}): {question}\n" in index
-        assert name == "README.md" or question.endswith("?")
+def test_the_readme_links_every_page_and_the_list_has_every_recipe():
+    index = read("README.md").split("## Documentation")[1]
+    assert not [path for path in PAGES if f"]({path})" not in index]
+    assert not [path for path in PAGES if not read(path).splitlines()[0].endswith("?")]
     listed = set(re.findall(r"`(\w+)`", read("config/README.md")))
     assert {os.path.basename(f)[:-3] for f in glob.glob("config/[a-z]*.py")} <= listed
 

@@ -1,7 +1,7 @@
 """
 Continuous batching: fill all rows of a rollout or an evaluation, a fixed number at a time. If rows need different
 numbers of passes, a finished row is replaced by the next one. Otherwise rows would wait for the slowest of their chunk,
-which is half of the work (docs/speed.md).
+which is half of the work (docs/hardware.md).
 """
 
 import functools

@@ -5,7 +5,7 @@ Make tiny stand-ins for real models and data, to try recipes on:
     python data/tiny/prepare.py llada gsm8k                        # makes these two
 
 A model is random, with two layers, in the files of its family. Its data are a few rows in the format of the real ones.
-Each gets a folder here. They show on a laptop, in a minute, that a recipe runs from its chat template to its last
+Each gets a folder here. They show on a CPU, in a minute, that a recipe runs from its chat template to its last
 checkpoint; nothing can be learnt from them.
 """
 import json
