@@ -145,6 +145,8 @@ def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Rewa
     fns: dict[str, Reward] = {}
     for spec in specs:
         name, settings = split_settings(spec)
+        if spec.count("(") > spec.count(")") and not settings:
+            raise ValueError(f"the reward {spec!r} lacks a closing parenthesis, as in 'length(target=40)'")
         if settings or ":" in name or name.endswith(".py"):
             from judges import own  # a recipe of ours names rewards of ours
 
@@ -200,6 +202,8 @@ def arguments(name: str, fn: Reward, columns: dict) -> dict:
         elif p.default is p.empty and p.name not in TEXTS:
             there = ", ".join(column for column in columns if column not in TEXTS)
             why = ": only a run knows how fast a completion was written" if p.name == "tokens_per_pass" else ""
+            if p.name in ALSO:
+                why = ". The completion of a row counts as it, but there is none (rewards.py: only with --check)"
             raise ValueError(f"reward {name!r} needs the column {p.name!r}; there are {there or 'none'}{why}")
     return taken
 

@@ -67,6 +67,7 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
     if notes["skipped"]:  # all rewards of all completions are None
         return notes
     chosen = rl.select_completions(found, adv, cfg)
+    notes["group"] = rollout_log.first_group(found, chosen, cfg, tok)
     # 4, 5  For each pass draw views (masked copies), cut minibatches, and add the log-probs that the loss needs.
     with rollout_log.timed(notes, "time/old_ref"):
         ready = jax.block_until_ready(rl.minibatches(policy, (view_key, order_key), chosen, cfg, old_logp_of))

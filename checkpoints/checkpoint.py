@@ -65,7 +65,7 @@ def step_in_name(folder: str) -> int:
 def find(path: str) -> str:
     """Find the folder of a model or of adapters: `path` itself, or the newest checkpoint in a run's out_dir."""
     if not os.path.isdir(path):
-        name = os.path.basename(os.path.normpath(path))
+        name = os.path.basename(os.path.normpath(path)).removesuffix(".py")
         makes_it = f"; python train.py config/{name}.py makes out/{name}"
         raise ValueError(
             f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it"

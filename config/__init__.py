@@ -61,8 +61,9 @@ def can_start(path):
 
 
 def may_be_filled(path):
-    """False for an empty path, and for / and the home, which no run may fill."""
-    return bool(path) and os.path.abspath(os.path.expanduser(path)) not in ("/", os.path.expanduser("~"))
+    """False for an empty path, for a file, and for / and the home, which no run may fill."""
+    taken = not path or os.path.isfile(path)
+    return not taken and os.path.abspath(os.path.expanduser(path)) not in ("/", os.path.expanduser("~"))
 
 
 FOLDER = Check(may_be_filled, "the name of a folder of its own, as in out/try")
@@ -450,8 +451,8 @@ def parse(name: str, text: str, kind: Any) -> Any:
     from system import unknown
 
     now = unknown.renamed().get(name)
-    more = f"; what was {name} is now --{now}={text}" if now else ""
-    if not now and (own := [key for key in sections.all_keys() if key.startswith(f"{name}.")]):
+    more = f"; what was {name} is now --{now}={text}" if now else unknown.of_value(name, text)
+    if not more and (own := [key for key in sections.all_keys() if key.startswith(f"{name}.")]):
         more = f"; the keys of {name} are {', '.join(own)}"
     raise ValueError(f"--{name}={text}: expected {unknown.expected(kind)}{more}")
 
@@ -572,31 +573,33 @@ def refuse_ignored(cfg, typed, prefix):
                              f"{there.get(own, False)}: leave one of them out")  # fmt: skip
 
 
+DASHES = "-", "\u2013", "\u2014"  # with what a page of a browser may have made of two hyphens
+
+
 def parse_arguments(argv):
     """Sort the words of a command line into config files and {key: text}."""
     files, args, misspelt, words = [], {}, [], list(argv)
     while words:
         word = words.pop(0)
-        name, equals, text = word[2:].partition("=")
-        if not word.startswith("--"):
-            if word.startswith("-") or "=" in word and not word.endswith(".py"):
-                raise ValueError(f"{word}: write it as --{word.lstrip('-')}")
+        name, equals, text = word.lstrip("".join(DASHES)).partition("=")
+        if not word.startswith(DASHES) and (not equals or word.endswith(".py")):
             files.append(word)
             continue
         has_value = bool(words) and words[0][:2] != "--" and not words[0].endswith(".py")
         if not equals and not has_value and name in ("resume", "eval_only"):
             text = "True"
         elif not equals:
-            value = "True" if type_of(name) is bool else words[0] if has_value else "value"
+            text = "True" if type_of(name) is bool else words[0] if has_value else "value"
             del words[:has_value]
-            misspelt.append(f"{word}: write it as {word}={value}")
         elif name in args:
             raise ValueError(f"--{name} is given twice")
+        if word not in (f"--{name}={text}", "--resume", "--eval_only"):
+            misspelt.append(f"{word}: write it as --{name}={text}")
         args[name] = text
     # First: somebody who types --beta 0.1 needs our name for it.
     refuse_unknown(name for name in args if name != "model" and not name.startswith("base."))
     if misspelt:
-        raise ValueError(misspelt[0])
+        raise ValueError("; ".join(misspelt))
     return files, args
 
 
@@ -614,9 +617,14 @@ def find_file(name):
     raise ValueError(unknown.file(name, there))
 
 
+EXAMPLE = "a config file defines `config = Config(key=value, ...)`, as config/sudoku.py does"
+
+
 def run_file(name: str) -> dict[str, Any]:
     """Run a config file and return everything that it defines, with its `config` checked."""
     path = find_file(name)
+    if not path.endswith(".py"):
+        raise ValueError(f"{path} is no Python file: {EXAMPLE}")
     try:
         defined = runpy.run_path(path)
         if "tiny" in defined:
@@ -627,7 +635,8 @@ def run_file(name: str) -> dict[str, Any]:
         raise ValueError(unknown.raised(e, path, flatten(Config()), sections.all_keys)) from None
     cfg = defined.get("config")
     if not isinstance(cfg, Config):
-        raise ValueError(f"{path} defines no `config = Config(...)`, but config = {cfg!r}")
+        there = "" if cfg is None else f", but config = {cfg!r}"
+        raise ValueError(f"{path} defines no `config = Config(...)`{there}: {EXAMPLE}")
     return defined
 
 

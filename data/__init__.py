@@ -134,10 +134,11 @@ def find(dataset: str) -> Path:
         folder = Path(path)
         return hub.part_with_rows(folder, [p for p in (folder, *folder.glob("*/")) if files_of(p, "train")])
     close = difflib.get_close_matches(str(dataset), names, 1)
+    others = f"There are {', '.join(names)}, or give a folder or a file of your own"
+    if Path(str(dataset)).suffix in SUFFIXES:
+        others = "there is no such file. In README.md, 'Your own task' writes one: a row is a prompt and its completion"
     raise ValueError(
-        f"no data set {str(dataset)!r}: "
-        + (f"did you mean {close[0]!r}? " if close else "")
-        + f"There are {', '.join(names)}, or give a folder or a file of your own"
+        f"no data set {str(dataset)!r}: {f'did you mean {close[0]!r}? ' if close else ''}{others}"
     )
 
 

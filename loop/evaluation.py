@@ -44,10 +44,10 @@ def reward_functions(cfg: Any, tok: Any, rows: list, otherwise: dict | None = No
     fns, more = run_rewards.reward_functions(cfg, tok, rows)
     fns = fns or otherwise or {}
     if name := main_reward(fns, more):
-        what = f"the mean of {name}; with pass_at=1.0 the share of completions that earn 1"
+        what = f"the mean reward {name}"
         if cfg.pass_at is not None:
-            what = f"the share of completions that earn {cfg.pass_at:g} or more from {name}"
-        tqdm.write(f"val/greedy, val/sampled: {what}")
+            what = f"the share of completions that earn {cfg.pass_at:g} or more from the reward {name}"
+        tqdm.write(f"val/greedy, val/sampled: {what} on held-out rows, by the likeliest tokens and by drawn ones")
     return fns, more
 
 

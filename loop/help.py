@@ -9,7 +9,7 @@ import sys
 
 import config
 from model import ModelConfig
-from system import sections, settings
+from system import sections, settings, unknown
 
 # Keys that a first run may change; --help lists them, --help=all lists every key.
 FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len "
@@ -75,8 +75,14 @@ def help_text(everything: bool = False) -> str:
 
 
 def main() -> None:
-    """Print the help that the command line asks for."""
-    print(help_text("--help=all" in sys.argv))
+    """Print the help that the command line asks for: of some keys, of all, or of those with a word in their names."""
+    found = [word.partition("=")[2] for word in sys.argv if word.startswith("--help=")]
+    name = found[-1] if found else ""
+    text = help_text(bool(name))
+    if name not in ("", "all"):
+        lines = [line for line in text.splitlines() if name in line.partition("=")[0] and line.startswith("  --")]
+        text = "\n".join(lines) or unknown.key(name, config.flatten(config.Config()), sections.all_keys())
+    print(text)
 
 
 def help_line(name, default, meaning):

@@ -57,7 +57,7 @@ def length_metrics(rollout, cfg):
 
 
 def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
-    """Summarize the rewards, advantages (N, G) and completions of an iteration for the log, and its first group."""
+    """Summarize the rewards, advantages (N, G) and completions of an iteration for the log."""
     size = cfg.group_size
     total = rewards.total_rewards(scored.rewards, cfg)
     known = total[~np.isnan(total)]
@@ -80,19 +80,21 @@ def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
     if cfg.pass_at is not None or is_rate:
         metrics["pass_rate"] = rewards.mean(rewards.apply_pass_at(first, cfg))
     metrics |= length_metrics(scored.rollout, cfg)
-    metrics |= rewards.summary(scored.parts)
-    return metrics | {"group": first_group(scored, adv, cfg, tok)}
+    return metrics | rewards.summary(scored.parts)
 
 
-def first_group(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
-    """Show the first prompt, its completions, rewards and advantages, for rollouts.jsonl."""
+def first_group(scored: Any, chosen: Any, cfg: Any, tok: Any) -> dict[str, Any]:
+    """Show the first prompt, its completions, rewards and advantages, for rollouts.jsonl.
+
+    chosen: the rl.Chosen; a completion that does not learn has the advantage None."""
     size = cfg.group_size
     group = {"prompt": scored.rows[0]["prompt"]}
     if cfg.fill_in:
         group["masked"] = masked_text(scored.rollout, cfg, tok)
     group["completions"] = scored.completions[:size]
     group["rewards"] = {name: part[:size].tolist() for name, part in scored.parts.items() if "/" not in name}
-    group["advantages"] = adv[0].tolist()
+    learns = dict(zip(np.asarray(chosen.rollout.number).tolist(), np.asarray(chosen.advantage).tolist(), strict=True))
+    group["advantages"] = [learns.get(i) or None for i in range(size)]
     return group
 
 

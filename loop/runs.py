@@ -37,7 +37,7 @@ STARTED = "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"  # how many processes s
 
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
-    log_samples: int = sections.key(3, "completions to print per evaluation (samples.jsonl gets 16)",
+    log_samples: int = sections.key(1, "held-out rows to print per evaluation (samples.jsonl gets 16)",
                                     sections.NON_NEGATIVE)  # fmt: skip
 
 
@@ -139,7 +139,8 @@ def move_aside(out_dir: str) -> bool:
     out_dir = out_dir.rstrip("/")
     aside = next(path for n in itertools.count(1) if not os.path.exists(path := f"{out_dir}.{n}"))
     os.rename(out_dir, aside)
-    print(f"{out_dir} held an earlier run: moved to {aside} (--resume=True would continue it)")
+    goes_on = " (--resume=True would continue it)" if checkpoint.steps(aside) else ""
+    print(f"{out_dir} held an earlier run: moved to {aside}{goes_on}")
     return True
 
 
@@ -316,15 +317,31 @@ def lacks_evaluation(run: Any, state: Any, done: bool) -> bool:
 
 
 def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> None:
-    """Log and print the metrics and samples of an evaluation, and write the page."""
+    """Log the metrics and samples of an evaluation, print the rates and the first samples, and write the page."""
+    n, before = Keys.of(run.cfg).log_samples, []
     if run.log:
+        before = read_lines(os.path.join(run.cfg.out_dir, "samples.jsonl"))[:n]
         run.log.metrics(step, values)
         run.log.samples(step, samples[:SAMPLES])
         report(run.cfg)
-        values = {k: v for k, v in values.items() if k.count("/") == 1 and not k.endswith("_se")}  # the log has all
+        values = {name: value for name, value in values.items() if RATES.fullmatch(name)}  # the log has all
     tqdm.write(f"step {step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
-    for sample in samples[: Keys.of(run.cfg).log_samples]:
-        tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in sample.items() if k != "columns"))
+    for sample, first in zip(samples[:n], before or [{}] * n, strict=False):
+        tqdm.write(sample_text(sample, first))
+
+
+# What an evaluation prints.
+RATES = re.compile(r"val/(nelbo|greedy|sampled|pass@\d+|pair_acc)")
+
+
+def sample_text(sample: dict, first: dict) -> str:
+    """Describe a sample in two short lines: its prompt, and its greedy completion behind that of the first evaluation,
+    of which `first` is the row in samples.jsonl; of a judge's, what there is."""
+    shown = {name: value for name, value in sample.items() if name not in ("prompt", "columns", "sampled", "rewards")}
+    if "greedy" in first:
+        shown = {f"at step {first['step']}": first["greedy"], "now": sample["greedy"]}
+    quoted = [f"{name} {repr(value)[:80]}" for name, value in shown.items()]
+    return f"    prompt {repr(sample['prompt'])[:80]}\n    {', '.join(quoted)}"
 
 
 # What the line of an iteration of grpo says of a metric.
@@ -342,7 +359,10 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
     if timed := [v for k, v in last.items() if k.startswith("time/")]:
         values["time/update"] = seconds - sum(timed)
     if run.cfg.objective == "grpo":
-        shown = [form.format(values[k]) for k, form in FORMS.items() if k in values and np.isfinite(values[k])]
+        known = {k: values[k] for k in FORMS if np.isfinite(values.get(k, np.nan))}
+        if known.get("pass_rate") == known.get("reward"):
+            known.pop("pass_rate", None)
+        shown = [FORMS[k].format(value) for k, value in known.items()]
         stages = [f"{k.removeprefix('time/')} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
         tqdm.write(f"step {state.step:6d}  reward {'  '.join(shown) or 'none'}  {' + '.join(stages)} s")
         if values["skipped"]:
@@ -406,5 +426,6 @@ def progress_bar(cfg, state):
 def leave_if_asked(run, state, done, leaving):
     """Leave the loop before it is done if a signal asked for it (leaving: its number, or None)."""
     if leaving and not done:
+        report(run.cfg, done=True)
         tqdm.write(f"saved {run.cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
         raise KeyboardInterrupt(int(leaving))

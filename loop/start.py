@@ -15,7 +15,7 @@ import data
 import sample
 from checkpoints import checkpoint, huggingface
 from config import Config
-from loop import memory, run_rewards
+from loop import memory, run_rewards, runs
 from model import ModelConfig
 from system import disk, kernels, sections
 
@@ -97,9 +97,14 @@ def find_checkpoint(cfg):
     """Return cfg, with the init_from that its run began with, and the checkpoint that it resumes or evaluates, or None;
     refuse to resume another run."""
     if cfg.resume and not checkpoint.steps(cfg.out_dir):
-        if not os.path.exists(os.path.join(cfg.out_dir, checkpoint.LOGS[0])):
+        log = os.path.join(cfg.out_dir, checkpoint.LOGS[0])
+        if not os.path.exists(log):
             raise ValueError(f"--resume=True: there is no run in {cfg.out_dir!r}; without it, one begins there")
-        print(f"the run in {cfg.out_dir} had saved no checkpoint: it begins anew")
+        last = max((row["step"] for row in runs.read_lines(log)), default=0)
+        if last > 2 * cfg.save_interval:  # the second checkpoint waits until the first is whole
+            raise ValueError(f"--resume=True: {log} goes to step {last}, but the checkpoints are gone: bring back a "
+                             f"{cfg.out_dir}/step-..., or leave --resume out to begin anew")  # fmt: skip
+        print(f"the run in {cfg.out_dir}, logged to step {last}, has no checkpoint: it begins anew")
         cfg = dataclasses.replace(cfg, resume=False)
     if not (cfg.resume or cfg.eval_only) or not checkpoint.steps(cfg.out_dir):
         return cfg, None
@@ -210,10 +215,12 @@ def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
     """Print what a run will do, before its first step; base: the frozen parameters of LoRA. done: it is at its end."""
     if state.step:
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
-    rows = f"{cfg.batch_size} x {cfg.group_size}" if cfg.objective == "grpo" else cfg.batch_size
+    rows = {"grpo": f"{cfg.group_size} completions of each of {cfg.batch_size} prompts", "judge":
+            f"{cfg.batch_size} pairs of texts"}.get(cfg.objective, f"{cfg.batch_size} texts")  # fmt: skip
     frozen = f" beside {count_params(base):,} frozen ones" if base else ""
-    print(f"{cfg.objective} on {cfg.dataset}: {count_params(state.params):,} parameters{frozen}, {cfg.max_iters} steps "
-          f"of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
+    print(f"{cfg.objective} on {cfg.dataset}: a model of {count_params(state.params):,} parameters{frozen} learns in "
+          f"{cfg.max_iters} steps from {rows}, of {cfg.max_prompt_len + cfg.max_new_tokens} tokens. Curves, samples: "
+          f"{cfg.out_dir}/report.html")  # fmt: skip
     if not cfg.eval_only:
         default, nothing = config.flatten(Config()), object()
         keys = {key: value for key, value in config.flatten(cfg).items() if value != default.get(key, nothing)}

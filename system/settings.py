@@ -160,7 +160,7 @@ def rules_of_a_model(cfg: Any) -> Iterator[tuple[Any, str]]:
     yield "causal" in (cfg.mask, cfg.read) and not cfg.causal, (
         f"mask={cfg.mask!r}, read={cfg.read!r} need causal=True; without it, set mask='all' and read='own'")
     yield cfg.read == "shifted" and not cfg.shift, "read='shifted' needs shift=True; without it, set read='own'"
-    yield cfg.dtype not in ("float32", "bfloat16"), f"dtype={cfg.dtype!r}: one of float32, bfloat16"
+    yield cfg.dtype not in ("float32", "bfloat16"), f"dtype={cfg.dtype!r}: one of float32, bfloat16 (no other 16 bits)"
     ids = [(name, getattr(cfg, name)) for name in ("mask_id", "eos_id", "pad_id", "bos_id")]
     ids += [("end_ids", i) for i in cfg.end_ids]
     for name, i in ids:

@@ -46,13 +46,17 @@ def launch_by_flag(programs: dict[str, str]) -> None:
 
 
 def run(main: Callable) -> None:
-    """Run a program and leave with its exit code: 130 after ctrl-C, 141 if nobody reads its output (`| head`)."""
+    """Run a program and leave with its exit code: 2 after a mistake of the user, 130 after ctrl-C, 141 if nobody reads
+    its output (`| head`)."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with guarded(sys.stdout), guarded(sys.stderr):
             code = main()
     except SystemExit as e:
         code = e.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 2
     except KeyboardInterrupt as e:  # `train` raises it with the number of the signal
         code = 128 + (e.args or (signal.SIGINT,))[0]
     except BrokenPipeError:  # `guarded` has silenced the stream

@@ -37,10 +37,20 @@ def value(name: str, value: object, choices: Collection) -> str:
     """Return the message for a value that a key cannot have: those that it can have, and ours for it, or one that is
     spelled almost so."""
     message = f"{name}={value!r}: one of {', '.join(map(str, choices))}"
-    spelled = str(value).lower().replace(".", "_").replace("-", "_")
-    known = [ANSWER[sign] + answer for theirs, sign, answer in foreign_keys() if theirs == f"{name}:{spelled}"]
-    near = difflib.get_close_matches(spelled, filter(None, map(str, choices)), 1, 0.7)
-    return message + (f"; {known[0]}" if known else f"; did you mean {near[0]!r}?" if near else "")
+    near = difflib.get_close_matches(spelled(value), filter(None, map(str, choices)), 1, 0.7)
+    return message + (of_value(name, value) or (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def spelled(value: object) -> str:
+    """Spell a value as ours are spelled."""
+    return str(value).lower().replace(".", "_").replace("-", "_")
+
+
+def of_value(name: str, value: object) -> str:
+    """Return what FILE says about a value of a key, to end a message; "" if it says nothing."""
+    typed = f"{name}:{spelled(value)}"
+    known = [ANSWER[sign] + answer for theirs, sign, answer in foreign_keys() if fnmatch.fnmatchcase(typed, theirs)]
+    return f"; {known[0]}" if known else ""
 
 
 def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
@@ -53,7 +63,7 @@ def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
     own = [one for one in keys if one.partition(".")[0] == file]
     words = dict.fromkeys((name, name.removeprefix("model.")) if own else (name, leaf))
     for word, (theirs, sign, answer) in itertools.product(words, foreign_keys()):
-        if fnmatch.fnmatchcase(word, theirs):
+        if fnmatch.fnmatchcase(word.replace("-", "_"), theirs):
             return f"{message}: {ANSWER[sign]}{answer}"
     names = {k: k for k in own}
     if not own:
@@ -63,9 +73,6 @@ def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
         message += f", did you mean {names[near[0]]!r}?"
     if own:
         return f"{message}; there are {', '.join(own)}"
-    if "." in name:
-        files = dict.fromkeys(k.partition(".")[0] for k in keys)
-        return f"{message}; before the dot there may be {', '.join(files)}"
     return message if near else f"{message}; see --help=all"
 
 

@@ -100,7 +100,8 @@ def test_the_page_has_the_numbers_that_the_run_logged(kind, pages):
     shown = [p for p in page["prompts"] if p["text"] == group["prompt"]]
     assert shown, "all four prompts are shown"
     assert [c["text"] for c in shown[0]["completions"]] == group["completions"]
-    np.testing.assert_allclose([c["advantage"] for c in shown[0]["completions"]], group["advantages"], atol=1e-5)
+    learnt = [c["in_loss"] or np.nan for c in shown[0]["completions"]]  # a completion that does not learn has none
+    np.testing.assert_allclose(learnt, np.array(group["advantages"], float), atol=1e-5)
     for name, values in group["rewards"].items():
         assert [c["rewards"][name] for c in shown[0]["completions"]] == pytest.approx(values)
 
@@ -239,3 +240,6 @@ def test_a_sudoku_is_shown_as_its_grid(tmp_path, browser):
     assert browser.run(f"[{lefts}.length, new Set({lefts}).size]") == [16, 4]
     given = browser.run("completion().completion.filter(masked => !masked).length")
     assert browser.run("find('s2').querySelectorAll('.off').length") == 4 * given > 0
+    marked = "[...find('s2').querySelectorAll('.across > *')].map(one => one.querySelectorAll('.wrong').length > 0)"
+    right = browser.run("group().completions.map(c => c.total === 1)")
+    assert browser.run(marked) == [not one for one in right] and {*right} == {True, False}

@@ -200,6 +200,16 @@ def test_masks_are_filled_in_both_panels_and_nothing_is_fetched(pair):
 
 
 @needs_browser
+@pytest.mark.parametrize("text, masks", [("3.4. 0.13\\n1_32\\n....", 9), ("3142421313242431", 0), ("", 16), ("31", 0)])
+def test_a_sudoku_may_be_typed_with_points_zeros_and_line_breaks(browser, tmp_path, text, masks):
+    rows = [{"prompt": "", "masked": "<|mask|>" + GRID[1:], "completion": GRID}]
+    shown(browser, tmp_path / "x.html", [loaded("plain", trained=SUDOKU)], rows=rows, n_new=16)
+    browser.run(f"find('prompt').value = '{text}'; restart()")
+    assert browser.run("runs[0].s.z.filter(id => id === data.mask).length") == masks
+    assert browser.run("prompt.ids.length") == (2 if text == "31" else 16) and not browser.errors
+
+
+@needs_browser
 def test_both_models_draw_with_the_same_random_numbers(browser, tmp_path):
     shown(browser, tmp_path / "same.html", [loaded("plain", name) for name in ("one", "two")], Plan(temperature=2.0))
     assert browser.run("find('prompt').value + find('note').textContent") == ""
@@ -385,7 +395,7 @@ def test_rows_come_from_a_file_and_a_model_without_a_run_has_none(folder, capsys
     (["--page=X", "--top_k=3"], "top_k=3: the page has no such setting, give --top_k=None"),
     (["--page=X", "--prompt=a"], "--page and --prompt do not"), (["--page=X", "--show"], "--show and --page do not"),
     (["--page=X", "--out=x.jsonl"], "--page and --out do not go together"),
-    (["out/other"], "sample.py: only --page=FILE.html takes a second folder, to show two models side by side\n"),
+    (["out/other"], "error: only --page=FILE.html takes a second folder, to show two models side by side\n"),
 ])  # fmt: skip
 def test_flags_that_the_page_does_not_have_are_refused(folder, capsys, tmp_path, arguments, message):
     code, out, err = run(capsys, folder, *(word.replace("X", f"{tmp_path}/x.html") for word in arguments))

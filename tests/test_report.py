@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import types
 
 import numpy as np
 import pytest
@@ -114,6 +115,23 @@ def test_a_sudoku_is_shown_as_a_grid_where_a_reward_judges_it(rewards, is_grid, 
     assert row["prompt"] == (rows if is_grid else GRID + ":")
     assert [text for _, text in row["cells"][0]] == [rows, "13 42", GRID[1:]]
     assert page["group"]["prompt"] == "_" + rows[1:] and page["group"]["completions"] == [rows, "1 2"]
+
+
+def test_an_evaluation_prints_three_short_lines_with_a_sample_of_the_first_one_beside_it(tmp_path, capsys):
+    cfg = config.Config(out_dir=f"{tmp_path}/run")
+    run = types.SimpleNamespace(cfg=cfg, log=runs.Log(cfg, -1))
+    for step, greedy in (0, "a"), (40, "b" * 99):
+        values = {"val/greedy": step / 100, "val/greedy_se": 0.1, "val/distinct_3": 1.0, "val/pass@4": 0.5}
+        runs.show(run, step, values, [{"prompt": "ask", "greedy": greedy, "sampled": ["c"], "columns": {}}] * 2)
+    run.cfg = config.Config(out_dir=f"{tmp_path}/judge")
+    run.log = runs.Log(run.cfg, -1)
+    runs.show(run, 50, {"val/pair_acc": 0.5, "val/pair_acc/cut": 1.0}, [{"prompt": "ask", "better": "x", "worse": "y"}])
+    assert capsys.readouterr().out.splitlines() == [
+        "step      0  val/greedy 0.0000  val/pass@4 0.5000", "    prompt 'ask'", "    greedy 'a'",
+        "step     40  val/greedy 0.4000  val/pass@4 0.5000", "    prompt 'ask'",
+        f"    at step 0 'a', now '{'b' * 79}",
+        "step     50  val/pair_acc 0.5000", "    prompt 'ask'", "    better 'x', worse 'y'"]  # fmt: skip
+    assert runs.read_lines(f"{cfg.out_dir}/metrics.jsonl")[1]["val/distinct_3"] == 1
 
 
 @pytest.mark.parametrize("rows, line", [

@@ -425,6 +425,7 @@ def test_nothing_is_written_over_a_file(tmp_path, monkeypatch):
     (["nowhere.jsonl", "--rewards=tests"], "no data set 'nowhere.jsonl'"),
     (["{file}", "--rewards=test"], "Did you mean 'tests'"),
     (["{file}", "--rewards=math"], "needs the column 'answer'; there are"), (["{file}"], "--rewards"),
+    (["{file}", "--rewards=exact"], "counts as it, but there is none (rewards.py: only with --check)"),
     (["{file}", "--rewards=tests", "--reward_weights=1,2"], "1 rewards (tests) but 2 reward_weights"),
     (["{file}", "--rewards=tests", "--reward_weights=nan"], "--reward_weights=nan: expected a tuple"),
     (["{file}", "--rewards=tests", "--reward_weights=x"], "--reward_weights=x: expected a tuple"),

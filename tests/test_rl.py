@@ -565,12 +565,14 @@ def test_two_variants_that_train_parameters_of_their_own_are_refused():
 def test_a_run_says_how_each_iteration_went_and_logs_what_its_first_group_wrote(tiny, place, capsys):
     shown = ("exact", f"{place}/my.py:short")
     cfg = tiny(rewards=shown, reward_weights=(1.0, 0.5), max_iters=3, log_interval=2, eval_interval=9, kl_beta=0.1,
-               pass_at=0.5, **{"runs.log_samples": 2, "evaluation.samples": 1})  # fmt: skip
+               adv_negative=0.0, pass_at=0.5, **{"runs.log_samples": 2, "evaluation.samples": 1})  # fmt: skip
     train.train(cfg)
     out = capsys.readouterr().out
     line = r"^step +(\d)  reward (\S+)  ± \S+  pass (\S+)%  entropy \S+  kl \S+  rollout \S+ \+ .* s$"
     told = re.findall(line, out, re.M)
     assert [t[0] for t in told] == ["1", "2", "3"], told
+    words = f"a model of .* parameters learns in 3 steps from 4 completions of each of {cfg.batch_size} prompts, of "
+    assert re.search(f"grpo on {cfg.dataset}: {words}{cfg.max_prompt_len + cfg.max_new_tokens} tokens", out)
     (row,), rows = (runs.read_lines(f"{cfg.out_dir}/{name}.jsonl") for name in ("rollouts", "metrics"))
     (logged,) = (r for r in rows if "reward" in r)
     assert row["step"] == logged["step"] == 2 and float(told[1][1]) == pytest.approx(logged["reward"], abs=1e-3)
@@ -579,6 +581,12 @@ def test_a_run_says_how_each_iteration_went_and_logs_what_its_first_group_wrote(
     assert len(row["completions"]) == len(row["advantages"]) == 4 and set(row["rewards"]) == {"exact", "short"}
     assert row["rewards"]["exact"] == [float(text == row["prompt"][::-1]) for text in row["completions"]]
     assert row["rewards"]["short"] == [1 / len(text) if text else None for text in row["completions"]]
+    assert None in row["advantages"] and all(a is None or a > 0 for a in row["advantages"])  # the others do not learn
+
+
+def test_the_rate_of_passing_is_not_printed_where_it_is_the_reward(tiny, capsys):
+    train.train(tiny(rewards=("exact",), max_iters=1, log_interval=1, **{"evaluation.samples": 1}))
+    assert re.search(r"^step +1  reward \S+  ± \S+  entropy", capsys.readouterr().out, re.M)
 
 
 def test_a_reward_beyond_1_is_printed_as_no_share_of_what_passes(tiny, place, capsys):

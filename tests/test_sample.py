@@ -823,7 +823,7 @@ def test_text_ends_at_the_end_of_text(monkeypatch):
 ])
 def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(folder, capsys, arguments, message):
     code, out, err = run(capsys, folder, *arguments)
-    assert code == 2 and out == "" and err.startswith("sample.py: ") and message in err and err.count("\n") == 1
+    assert code == 2 and out == "" and err.startswith("error: ") and message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -876,9 +876,10 @@ def test_the_program_prepares_its_process_and_takes_the_name_of_a_config(folder,
 
 def test_a_model_that_is_still_to_come_is_answered_with_the_command_that_makes_it(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no out/ yet
-    code, _, err = run(capsys, "out/sudoku")
-    assert code == 2 and err.startswith("sample.py: 'out/sudoku' is not a folder: give the out_dir of a run")
-    assert err.endswith("; python train.py config/sudoku.py makes out/sudoku\n") and "huggingface" not in err
+    for name in ("out/sudoku", "config/sudoku.py"):
+        code, _, err = run(capsys, name)
+        assert code == 2 and err.startswith(f"error: '{name}' is not a folder: give the out_dir of a run")
+        assert err.endswith("; python train.py config/sudoku.py makes out/sudoku\n") and "huggingface" not in err
 
 
 def test_help_names_every_field_of_a_plan_with_its_meaning(capsys):

@@ -20,7 +20,7 @@ from loop import runs
 from system import disk
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
-           "llama_gsm8k_grpo": "llama", "gemma2_gsm8k_grpo": "gemma2"}  # fmt: skip
+           "llama_gsm8k_grpo": "llama", "gemma2_gsm8k_grpo": "gemma2", "a2d_gsm8k_grpo": "a2d-qwen3"}  # fmt: skip
 KINDS = {"dream": "Dream", "diffucoder": "Dream", "a2d": "a2d-qwen3"}
 FILES = {"Dream": {"vocab.json", "merges.txt", "added_tokens.json"}}  # the others have tokenizer.json
 TEXT = "Ann has 12 apples;\n\n    they're: naïve\tß 日本 <|im_start|>"

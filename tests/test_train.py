@@ -75,12 +75,14 @@ def written(cfg, path):
 
 
 def leave(cfg, monkeypatch, tmp_path):
-    """`python train.py FILE`, in this process -> what it exits with."""
+    """`python train.py FILE`, in this process -> the error that it prints, or its exit code."""
     monkeypatch.setattr(sys, "argv", ["train.py", written(cfg, tmp_path / "run.py")])
     monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    said = []
+    monkeypatch.setattr(terminal, "print", lambda text, file: said.append(text), raising=False)
     with pytest.raises(SystemExit) as e:
         terminal.run(train.main)
-    return e.value.code
+    return said[-1] if e.value.code == 2 else e.value.code
 
 
 def change_task(monkeypatch, **changes):
@@ -388,7 +390,7 @@ def test_at_a_terminal_there_is_a_bar_and_every_message_begins_a_line(tiny, monk
     with contextlib.redirect_stdout(Screen()) as screen, contextlib.redirect_stderr(screen):
         assert leave(tiny(), monkeypatch, tmp_path) == 143
     text = screen.getvalue()
-    for message in ("step      4  val/nelbo", "    prompt: ", "saving after this step", "saved "):
+    for message in ("step      4  val/nelbo", "    prompt '", "saving after this step", "saved "):
         assert re.search(rf"(^|[\r\n]){message}", text)
     assert "step/s" in text
 
@@ -534,11 +536,14 @@ def test_a_cosine_that_goes_on_in_a_longer_run_is_said_to_jump(tiny, capsys):
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_and_keeps_its_logs(tiny, capsys):
     cfg = tiny(max_iters=1, log_interval=1, save_interval=1, resume=True)
     os.makedirs(cfg.out_dir)
-    with open(f"{cfg.out_dir}/metrics.jsonl", "w") as f:
-        f.write('{"step": 1, "time": 0}\n')
-    train.train(cfg)
+    for step in 3, 1:
+        with open(f"{cfg.out_dir}/metrics.jsonl", "w") as f:
+            f.write(f'{{"step": {step}, "time": 0}}\n')
+        with pytest.raises(ValueError, match="goes to step 3, but the checkpoints are gone: bring back a") if step > 1 \
+                else contextlib.nullcontext():
+            train.train(cfg)
     said = capsys.readouterr().out
-    assert "had saved no checkpoint: it begins anew" in said and f"moved to {cfg.out_dir}.1" in said
+    assert "logged to step 1, has no checkpoint: it begins anew" in said and f"moved to {cfg.out_dir}.1\n" in said
     assert len(lines(f"{cfg.out_dir}.1")) == 1 and len(lines(cfg.out_dir)) == 2
 
 

@@ -283,5 +283,5 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as e:
-        print(f"sample.py: {terminal.explain(e)}", file=sys.stderr)
+        print(f"error: {terminal.explain(e)}", file=sys.stderr)
         return 2

@@ -90,5 +90,5 @@ def main():
     except BrokenPipeError:
         raise
     except (ValueError, OSError, RuntimeError) as e:
-        print(f"rewards.py: {terminal.explain(e)}", file=sys.stderr)
+        print(f"error: {terminal.explain(e)}", file=sys.stderr)
         return 2
