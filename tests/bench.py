@@ -868,7 +868,7 @@ def equal(b, params, run, weights, loss, tensors, twin):
 
 
 def gpu(options):
-    """all that a GPU should be asked, in one call of about 10 minutes; each part is a process of its own"""
+    """all that a GPU should be asked, in parts of at most 10 minutes; each is a process of its own"""
     import gpu as parts  # which uses this file
     parts.main(options)
 
@@ -881,7 +881,7 @@ OPTIONS = {
     "order": dict(run="out/sudoku_d1"),
     "train": dict(rounds=5, quick=False), "sample": dict(rounds=5), "growth": dict(rounds=5, picture=""),
     "grpo": dict(rounds=5), "rewards": dict(quick=False), "truth": dict(picture=""),
-    "frontier": dict(tasks="", runs="", picture="", quick=False), "gpu": dict(tasks="", json="out/gpu.json"),
+    "frontier": dict(tasks="", runs="", picture="", quick=False), "gpu": dict(tasks="", json=""),
     "compare": RUNS | dict(seeds=10, picture=""), "ladder": RUNS, "arms": RUNS}  # fmt: skip
 HELP = {
     "run": "a run of config/sudoku_d1.py", "rounds": "how often each is measured", "seeds": "runs of each",

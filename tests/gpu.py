@@ -1,25 +1,28 @@
 """
-What a GPU makes of this code, in one call of about ten minutes:  python tests/bench.py gpu
+What a GPU makes of this code:  python tests/bench.py gpu --tasks=sampling,step
 
-Each part is a process of its own with a time limit. So one that hangs, crashes or runs out of memory leaves the others
-whole. Compiling takes most of the time. So the parts that measure no speed run side by side, together with a first go
-of the largest programs, whose compiled form the cache keeps. The parts that measure speed then run alone. Every figure
-is printed and written into one JSON at once; the table of all comes last. --tiny makes all of it small.
+Each part is a process of its own that takes at most ten minutes. So one that hangs, crashes or runs out of memory
+leaves the others whole. Parts that measure no speed run side by side, the others alone. Every figure is printed and
+written at once into a JSON file, which keeps the other parts that it has; the table of all comes last. Committed in
+docs/results/gpu, the file is printed into docs/hardware.md by tests/tables.py. --tiny makes all of it small.
 """
 import argparse
 import ctypes
 import dataclasses
 import fcntl
 import functools
+import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import types
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -29,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import shared
+import tables
 
 import config
 import data
@@ -39,8 +43,11 @@ import train as trainer
 from checkpoints import huggingface
 from loop import memory, runs, setup, start
 from system import cudnn, kernels
+from tools import plan as planning
 
-H100_FLOPS = 989e12  # per second, dense products in bfloat16: NVIDIA's data sheet
+# FLOP per second of dense products in bfloat16: NVIDIA's data sheets.
+SHEET = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
+D1_DAYS = "one to two days of d1's author"  # for the 7,700 updates, see config/llada_gsm8k_grpo.py
 
 
 class Figure(NamedTuple):
@@ -51,6 +58,7 @@ class Figure(NamedTuple):
     unit: str = ""
     note: str = ""
     holds: bool | None = None  # False if the value is not what it should be; None: there is nothing that it should be
+    seconds: tuple = ()  # of each time that it was measured, ascending
 
 
 def sized(options, tiny, whole):
@@ -92,6 +100,37 @@ def peak():
     """Describe the most bytes that JAX has had on the device so far. A CPU does not count them."""
     used = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     return f"peak {memory.amount(used)}" if used else "peak not counted here"
+
+
+class Rates(NamedTuple):
+    """What a card can do per second: as measured here, and by its data sheet (0: unknown)."""
+
+    flops: float
+    bytes: float
+    sheet_flops: float
+    sheet_bytes: float
+
+    def shares(self, flops, moved, seconds):
+        """Describe operations and bytes in these seconds as shares of what the card can do (MFU, MBU)."""
+        of = [(flops, self.flops, "measured products"), (flops, self.sheet_flops, "the data sheet's"),
+              (moved, self.bytes, "measured bandwidth"), (moved, self.sheet_bytes, "the data sheet's")]  # fmt: skip
+        return ", ".join(f"{n / seconds / rate:.0%} of {what}" for n, rate, what in of if n and rate)
+
+
+def measured_rates(options):
+    """Measure matrix products in bfloat16 and copies of an array; yield their Figures, and return Rates."""
+    n, size = sized(options, 256, 8192), sized(options, 2**16, 2**31)
+    square = jax.random.normal(jax.random.key(0), (n, n), jnp.bfloat16)
+    yield (rate := product_rate(functools.partial(jax.jit(jnp.matmul), square, square), jax.block_until_ready, n,
+                                "bfloat16"))  # fmt: skip
+    array = jnp.zeros(size, jnp.bfloat16)
+    copied = bench.waiting(jax.jit(lambda x: x + 1), array)
+    ((_, seconds),) = bench.in_turns({"a copy": copied}, 5)
+    yield Figure("bandwidth of a copy", (speed := 2 * array.nbytes / seconds[0]) / 1e12, "TB/s", seconds=(*seconds,))
+    kind = jax.devices()[0].device_kind
+    card = next((name for name in SHEET if name in kind), "")
+    sheet = [device.bandwidth for name, device in planning.DEVICES.items() if card and name.startswith(card)]
+    return Rates(rate.value * 1e12, speed, SHEET.get(card, 0), max(sheet, default=0))
 
 
 # ---- numbers: what must be right on any device -----------------------------------------------------------------------
@@ -248,29 +287,74 @@ def resumed_in(options, dtype):
                  holds=moved > 0 and (not off or bool(off_again)))  # fmt: skip
 
 
-# ---- learn -----------------------------------------------------------------------------------------------------------
+# ---- commands --------------------------------------------------------------------------------------------------------
 
-def learn(options):
-    """the first command of the README, the sudoku base and GRPO: their curves and seconds"""
-    small = sized(options, dict(max_iters=2, eval_interval=2, eval_size=4, **{"texts.limit": 64}, batch_size=4), {})
-    of_grpo = small | dict(rollout_chunk=None) | sized(options, dict(keep_completions=4), {})
-    begun, evaluate, name = time.perf_counter(), setup.evaluate_and_log, ""
+TINY_RUN = ["--max_iters=2", "--eval_interval=2", "--eval_size=4", "--batch_size=4", "--texts.limit=64"]
+
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+
+
+def run_command(options, recipe, name, cache, flags):
+    """Run the command of a recipe, as a person types it -> a Figure of its seconds, of each evaluation, a sample.
+
+    cache: where compiled programs are kept"""
+    folder, begun = f"{options.folder}/{name}", time.perf_counter()
+    env = os.environ | {"XDG_CACHE_HOME": f"{options.folder}/{cache}"} | sized(options, QUICK, {})
+    env.pop("JAX_PLATFORMS", None)  # the device that a person gets
+    command = [sys.executable, "train.py", f"config/{recipe}.py", f"--out_dir={folder}", *flags]
+    subprocess.run(command, check=True, env=env)
+    yield Figure(f"{name}, from the command to its end", time.perf_counter() - begun, "s")
+    for row in runs.read_lines(f"{folder}/metrics.jsonl"):
+        if "val/greedy" in row:
+            yield Figure(f"{name}, step {row['step']}, greedy", row["val/greedy"],
+                         note=f"sampled {row['val/sampled']:.3f}, {row['time']:.0f} s from the first step")  # fmt: skip
+    sample = runs.read_lines(f"{folder}/samples.jsonl")[-1]
+    yield Figure(f"{name}, a sample", " ".join(str(sample["greedy"]).split())[:80])
+
+
+def first(options):
+    """the first command of the README, sudoku's base and GRPO: with an empty cache of compiled programs, and again"""
+    tiny = [*TINY_RUN, "--keep_completions=4", "--base.n_layer=1", "--base.d_model=16", "--base.n_head=2",
+            *(f"--base.{flag[2:]}" for flag in TINY_RUN)]  # fmt: skip
+    for name in ("cold", "warm"):
+        flags = [f"--base.out_dir={options.folder}/{name}_base", *sized(options, tiny, [])]
+        yield from run_command(options, "sudoku_grpo", f"sudoku_grpo, {name}", "first", flags)
+
+
+def smollm2(options):
+    """config/smollm2_grpo.py to its end, on real weights"""
+    tiny = [*TINY_RUN, "--init_from=data/tiny/llama", "--dataset=data/tiny/gsm8k", "--max_prompt_len=300",
+            "--group_size=2", "--keep_completions=4"]  # fmt: skip
+    yield from run_command(options, "smollm2_grpo", "smollm2_grpo", "cache", sized(options, tiny, []))
+
+
+def sudoku9(options):
+    """config/sudoku9_grpo.py with its base; then both by number of passes"""
+    folder, flags = f"{options.folder}/sudoku9_grpo", sized(options, ["--model=tiny"], [])
+    of_base = f"--base.out_dir={folder}_base"
+    yield from run_command(options, "sudoku9_grpo", "sudoku9_grpo", "cache", [*flags, of_base])
+    whose = {"base": ["--base=", f"--init_from={folder}_base", f"--out_dir={folder}_none"],
+             "GRPO": [of_base, f"--out_dir={folder}"]}  # fmt: skip
+    for steps in sized(options, (9,), (9, 18, 36, 81)):
+        for name, more in whose.items():
+            asked = ["--eval_only=True", f"--diffusion_steps={steps}", *flags, *more]
+            cfg = config.load(["config/sudoku9_grpo.py", *asked])
+            values = evaluated(cfg)
+            yield Figure(f"sudoku9, {name}, {steps} passes, greedy", values["val/greedy"],
+                         note=f"sampled {values['val/sampled']:.3f}, {cfg.eval_size} puzzles")  # fmt: skip
+
+
+def evaluated(cfg):
+    """Evaluate the run of a Config that has eval_only -> its metrics."""
+    found, evaluate = [], setup.evaluate_and_log
 
     def noted(run, state, best):
-        """Evaluate as the run does, and tell the point of the curve."""
-        values, best = evaluate(run, state, best)
-        note = f"sampled {values['val/sampled']:.3f}, {time.perf_counter() - begun:.0f} s from the beginning"
-        tell(options, Figure(f"{name}, step {state.step}, greedy", values["val/greedy"], note=note))
-        return values, best
+        found.append(evaluate(run, state, best))
+        return found[-1]
 
-    for name, changes in {"sudoku_base": small, "sudoku_grpo": of_grpo}.items():
-        cfg = config.read_file(f"config/{name}.py")
-        shape = shared.changed(cfg.model, **sized(options, dict(n_layer=1, d_model=16, n_head=2), {}))
-        start_from = cfg.init_from and f"{options.folder}/sudoku_base"
-        cfg = shared.changed(cfg, out_dir=f"{options.folder}/{name}", model=shape, init_from=start_from, **changes)
-        with mock.patch.object(setup, "evaluate_and_log", noted):
-            state, _ = trainer.train(cfg)
-        yield Figure(f"{name}, seconds from the beginning", time.perf_counter() - begun, "s", f"{state.step} steps")
+    with mock.patch.object(setup, "evaluate_and_log", noted):
+        trainer.train(cfg)
+    return found[-1][0]
 
 
 # ---- step ------------------------------------------------------------------------------------------------------------
@@ -299,30 +383,29 @@ def product_rate(product, wait, n, dtype):
         wait([product() for _ in range(20)])
 
     ((_, seconds),) = bench.in_turns({f"products of {n} x {n}": some_products}, 3)
-    return Figure(f"matmul rate, {dtype}, {n} x {n}", 20 * 2 * n**3 / seconds[0] / 1e12, "TFLOP/s")
+    rate = 20 * 2 * n**3 / seconds[0] / 1e12
+    return Figure(f"matmul rate, {dtype}, {n} x {n}", rate, "TFLOP/s", seconds=(*seconds,))
 
 
-def step_figure(name, run, seconds, rate, note):
-    """Make the Figure of a training step, of the best of some seconds."""
-    B, T, best = run.batch_size, run.max_new_tokens, min(seconds)
+def step_figure(name, run, seconds, rates, note):
+    """Make the Figure of a training step, of the best of some seconds in ascending order."""
+    B, T, best = run.batch_size, run.max_new_tokens, seconds[0]
     n, flops = memory.n_params(run), step_flops(run)
     return Figure(f"{name}, {n / 1e9:.2g}B parameters, {B} x {T} tokens", best * 1e3, "ms",
-                  f"{flops / best / 1e12:.4g} TFLOP/s, {flops / best / rate / 1e12:.0%} of the matmul rate; "
-                  f"{B * T / best:,.0f} tokens/s; {note}")  # fmt: skip
+                  f"{flops / best / 1e12:.4g} TFLOP/s, {rates.shares(flops, 0, best)}; {B * T / best:,.0f} tokens/s; "
+                  f"{note}", seconds=(*seconds,))  # fmt: skip
 
 
 def step(options):
     """a training step of 1B parameters in bfloat16, as a share of the measured matmul rate"""
-    run, n = billion(options), sized(options, 256, 8192)
-    square = jax.random.normal(jax.random.key(0), (n, n), jnp.bfloat16)
-    yield (rate := product_rate(functools.partial(jax.jit(jnp.matmul), square, square), jax.block_until_ready, n,
-                                "bfloat16"))  # fmt: skip
+    run = billion(options)
+    rates = yield from measured_rates(options)
     one_step = bench.learner(run, random_params(run.model, "float32"))[2]  # which keeps none of these params
     begun = time.perf_counter()
     one_step()
     first = time.perf_counter() - begun
     ((_, seconds),) = bench.in_turns({"step": one_step}, sized(options, 1, 10))
-    yield step_figure("jax", run, seconds, rate.value, f"first step in {first:.0f} s; {peak()}")
+    yield step_figure("jax", run, seconds, rates, f"first step in {first:.0f} s; {peak()}")
 
 
 # ---- the same in torch -----------------------------------------------------------------------------------------------
@@ -386,21 +469,22 @@ def step_torch(options):
     cfg, shape = run.model, (run.batch_size, run.max_new_tokens)
     square = t.torch.randn(n, n, dtype=t.torch.bfloat16, device=t.device)
     yield (rate := product_rate(functools.partial(t.torch.matmul, square, square), t.wait, n, "bfloat16"))
+    rates = Rates(rate.value * 1e12, 0, 0, 0)
     x = t.torch.randint(0, cfg.mask_id, shape, device=t.device)
     weights = t.random_weights(cfg, t.torch.float32)
     for kind in sized(options, ("torch eager",), ("torch.compile", "torch eager")):
-        yield from attempted(kind, timed_step(t, kind, weights, x, run, rate.value, options))
+        yield from attempted(kind, timed_step(t, kind, weights, x, run, rates, options))
 
 
-def timed_step(t, kind, weights, x, run, rate, options):
-    """Time the twin's training step on tokens x; rate: of matrix products, in TFLOP/s."""
+def timed_step(t, kind, weights, x, run, rates, options):
+    """Time the twin's training step on tokens x."""
     begun = time.perf_counter()
     _, _, one_step = t.twin.training(weights, x, run.model, "." in kind)
     with t.half():
         t.waiting(one_step)()
         first = time.perf_counter() - begun
         ((_, seconds),) = bench.in_turns({kind: t.waiting(one_step)}, sized(options, 1, 10))
-    yield step_figure(kind, run, seconds, rate, f"first step in {first:.0f} s; {t.peak()}")
+    yield step_figure(kind, run, seconds, rates, f"first step in {first:.0f} s; {t.peak()}")
 
 
 # ---- sampling --------------------------------------------------------------------------------------------------------
@@ -423,8 +507,20 @@ class Sampling(NamedTuple):
                 "dual cache": shared.plan(**blocks, cache="dual")}  # fmt: skip
 
     def jobs(self):
-        """Yield (texts at a time, name, Plan)."""
-        return ((B, *way) for B in self.rows for way in self.ways().items())
+        """Yield (texts at a time, name, Plan); for many, which take a minute, only blocks and the quickest cache."""
+        quickest = "blocks", "dual cache"
+        return ((B, *way) for B in self.rows for way in self.ways().items() if B <= 8 or way[0] in quickest)
+
+    def work(self, params, B, plan, passes):
+        """Count the operations of filling B texts, and the bytes read: in each pass the weights and, with a cache, the
+        keys and values of all columns."""
+        m, T = self.cfg, self.prompt + self.new
+        run = types.SimpleNamespace(objective="grpo", model=m, max_prompt_len=self.prompt, max_new_tokens=self.new,
+                                    batch_size=B, group_size=1, rollout_chunk=None, rollout_steps=None,
+                                    diffusion_steps=plan.steps, block_len=plan.block_len, cache=plan.cache)
+        weights = sum(x.nbytes for x in jax.tree.leaves(params)) - params["embed"].nbytes
+        kept = B * T * m.n_layer * 2 * m.kv_heads * m.head_dim * 2 * (plan.cache != "none")
+        return cost.rollout_flops(run), passes * (weights + kept)
 
     def masked(self, B):
         """Return texts (B, T) of a prompt and masks."""
@@ -436,7 +532,7 @@ def sizes_of_sampling(options):
     shape = config.run_file("config/llada_gsm8k_grpo.py")["shape"]
     tiny = dict(vocab_size=512, mask_id=511, eos_id=510, n_layer=9, n_head=2, d_model=32)
     cfg = shared.shape(**sized(options, tiny, shape), dtype="bfloat16")
-    return Sampling(cfg, *sized(options, (8, 16, 8, 4, (2,)), (64, 256, 128, 32, (1, 8))))
+    return Sampling(cfg, *sized(options, (8, 16, 8, 4, (2,)), (64, 256, 128, 32, (1, 8, 32, 64))))
 
 
 def program_bytes(program):
@@ -449,24 +545,30 @@ def program_bytes(program):
 def sampling(options):
     """LLaDA-8B with random weights in bfloat16, 256 new tokens: one block, blocks of 32, prefix cache, dual cache"""
     s = sizes_of_sampling(options)
+    rates = yield from measured_rates(options)
     params = random_params(s.cfg, "bfloat16")
     for B, name, plan in s.jobs():
         label = f"jax, {name}, {B} at a time"
-        yield from attempted(label, filled(label, s, params, B, plan))
+        yield from attempted(label, filled(label, s, params, B, plan, rates))
 
 
-def filled(label, s, params, B, plan):
-    """Compile the sampler for B texts, and time it."""
+def filled(label, s, params, B, plan, rates):
+    """Compile the sampler for B texts, and time it: three times, or as often as half a minute allows."""
     key, z, begun = jax.random.key(0), s.masked(B), time.perf_counter()
     fill = sampler.generate.lower(params, key, z, s.cfg, plan).compile()
     compiling = time.perf_counter() - begun
     jax.block_until_ready(fill(params, key, z.at[:, :-1].set(7)))  # warm up: a single mask takes few passes
-    begun = time.perf_counter()
-    _, trace = jax.block_until_ready(fill(params, key, z))
-    seconds = time.perf_counter() - begun
-    yield Figure(label, B * s.new / seconds, "tokens/s",
-                 f"{int(trace['n_steps'])} passes, {seconds:.3g} s, {memory.amount(program_bytes(fill))}; compiled in "
-                 f"{compiling:.0f} s")  # fmt: skip
+    seconds = []
+    while len(seconds) < 3 and sum(seconds) < 30:
+        begun = time.perf_counter()
+        _, trace = jax.block_until_ready(fill(params, key, z))
+        seconds.append(time.perf_counter() - begun)
+    best, passes = min(seconds), int(trace["n_steps"])
+    shares = rates.shares(*s.work(params, B, plan, passes), best)
+    yield Figure(label, B * s.new / best, "tokens/s",
+                 f"{s.prompt} + {s.new} tokens, {passes} passes, {passes / best:.3g} passes/s, "
+                 f"{best / passes * 1e3:.3g} ms each; {shares}; {memory.amount(program_bytes(fill))}; "
+                 f"compiled in {compiling:.0f} s", seconds=(*sorted(seconds),))  # fmt: skip
 
 
 def sampling_torch(options):
@@ -526,27 +628,33 @@ def begun_run(cfg, params):
 
 def iterations(name, cfg, params, n):
     """Run n iterations of a Config from these parameters -> a Figure of each, by stage; the first one compiles."""
+    spent = []  # seconds that XLA compiled
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: spent.append(seconds) if event.endswith("backend_compile_duration") else None)
     run, state = begun_run(cfg, params)
     del params
     operations = sum(cost.estimate_flops(cfg).values())
     for i in range(n):
+        spent.clear()
         begun = time.perf_counter()
         state, updates, notes = trainer.advance(run, state)
         jax.block_until_ready((state.params, updates))
         seconds = time.perf_counter() - begun
         stages = {key.removeprefix("time/"): notes[key] for key in notes if key.startswith("time/")}
         stages["updates"] = seconds - sum(stages.values())
+        compiling = sum(spent)
         listed = ", ".join(f"{stage} {s:.3g}" for stage, s in stages.items())
-        yield Figure(f"{name}, iteration {i + 1}" + ", compiles" * (not i), seconds, "s",
-                     f"{listed}; {operations / seconds / 1e12:.3g} TFLOP/s; {peak()}")  # fmt: skip
+        yield Figure(f"{name}, iteration {i + 1}", (alone := seconds - compiling), "s",
+                     f"{listed}, with {compiling:.3g} to compile, left out of the sum; "
+                     f"{operations / alone / 1e12:.3g} TFLOP/s; {peak()}")  # fmt: skip
 
 
 def llada_config(options):
-    """Return config/llada_gsm8k_grpo.py with all its settings but the number of prompts: one, with its 6 completions,
-    which are one micro-batch of the recipe."""
-    flags = ["--batch_size=1", "--gradient_accumulation_steps=1"]
+    """Return config/llada_gsm8k_grpo.py with all its settings: 16 prompts, 6 completions, 12 updates."""
+    flags = []
     if options.toy:
-        flags += ["--max_prompt_len=8", "--max_new_tokens=8", "--block_len=4", "--diffusion_steps=4", "--lora.rank=2",
+        flags += ["--batch_size=2", "--gradient_accumulation_steps=2", "--max_prompt_len=8", "--max_new_tokens=8",
+                  "--block_len=4", "--diffusion_steps=4", "--lora.rank=2",
                   "--updates_per_rollout=2"]  # fmt: skip
     cfg = config.load(["config/llada_gsm8k_grpo.py", *flags], for_plan=True)
     tiny = dict(vocab_size=512, mask_id=511, eos_id=510, pad_id=510, n_layer=9, n_head=2, d_model=32, d_ff=None)
@@ -555,31 +663,30 @@ def llada_config(options):
 
 
 def iteration(options):
-    """an iteration of config/llada_gsm8k_grpo.py with LoRA: one prompt, random weights; seconds by stage, memory"""
+    """an iteration of config/llada_gsm8k_grpo.py as d1 has it, with LoRA and random weights: seconds by stage"""
     cfg = llada_config(options)
     parts, flops = memory.estimate_bytes(cfg, 1), cost.estimate_flops(cfg)
     yield Figure("llada_gsm8k_grpo, estimated", sum(parts.values()) / 1e9, "GB",
-                 f"at least {sum(flops.values()) / H100_FLOPS:.3g} s on an H100 "
-                 f"({cost.stage_flops(cfg)})")  # fmt: skip
-    yield from iterations("llada_gsm8k_grpo", cfg, random_params(cfg.model, cfg.model.dtype), 2)
+                 f"at least {sum(flops.values()) / SHEET['H100']:.3g} s on an H100 ({cost.stage_flops(cfg)})")
+    for figure in iterations("llada_gsm8k_grpo", cfg, random_params(cfg.model, cfg.model.dtype), 2):
+        yield figure  # at once: the second one may be cut at the limit
+        hours = figure.value * 7700 / cfg.updates_per_rollout / 3600
+    yield Figure("llada_gsm8k_grpo, 7,700 updates at this speed", hours, "hours", f"beside {D1_DAYS}")
 
 
 # ---- all parts -------------------------------------------------------------------------------------------------------
 
 BESIDE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-LARGE = BESIDE | {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}  # frees memory at once
 TORCH = {"JAX_PLATFORMS": "cpu", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # PyTorch has the card
-# What each process runs, and its environment.
+NO_JAX = {"JAX_PLATFORMS": "cpu"}  # the command that it runs has the card
+# What each process runs, its environment, and the most seconds that it gets.
 PARTS = {
-    "numbers": (numbers, BESIDE), "ratios": (ratios, BESIDE), "resume": (resume, BESIDE), "learn": (learn, BESIDE),
-    "sampling_first": (sampling, LARGE), "iteration_first": (iteration, LARGE),
-    "step": (step, {}), "sampling": (sampling, {}), "iteration": (iteration, {}), "step_torch": (step_torch, TORCH),
-    "sampling_torch": (sampling_torch, TORCH),
+    "numbers": (numbers, BESIDE, 300), "ratios": (ratios, BESIDE, 300), "resume": (resume, BESIDE, 300),
+    "first": (first, NO_JAX, 300), "step": (step, {}, 120), "sampling": (sampling, {}, 600),
+    "iteration": (iteration, {}, 600), "smollm2": (smollm2, NO_JAX, 600), "sudoku9": (sudoku9, BESIDE, 600),
+    "step_torch": (step_torch, TORCH, 120), "sampling_torch": (sampling_torch, TORCH, 120),
 }  # fmt: skip
-TOGETHER = [*PARTS][:6]
-# The seconds of what runs side by side, and of what runs alone.
-PHASES = ((TOGETHER, 300), (["step"], 70), (["sampling"], 60), (["iteration"], 70), (["step_torch"], 60),
-          (["sampling_torch"], 40))  # fmt: skip
+TOGETHER = "numbers", "ratios", "resume"
 
 
 def read_report(path):
@@ -601,17 +708,10 @@ def note_down(path, part, figure=None, **facts):
         os.replace(f"{path}.new", path)
 
 
-def shown(figure):
-    """Format the value of a Figure, given as a dict."""
-    value = figure["value"]
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return f"{text} {figure['unit']}".strip() + {False: ", WRONG", None: ""}.get(figure["holds"], ", as it should be")
-
-
 def tell(options, figure):
     """Print a figure, and write it into the JSON."""
     note_down(options.json, options.part, figure)
-    print(f"{options.part}: {figure.name}: {shown(figure._asdict())}" + f" ({figure.note})" * bool(figure.note))
+    print(f"{options.part}: {figure.name}: {tables.shown(figure._asdict())}" + f" ({figure.note})" * bool(figure.note))
 
 
 def die_with_parent():
@@ -622,7 +722,7 @@ def die_with_parent():
 
 def begin(name, options, folder):
     """Start the process of a part."""
-    (run, more), folder = PARTS[name], os.path.join(folder, name)
+    (run, more, _), folder = PARTS[name], os.path.join(folder, name)
     os.makedirs(folder)
     print(f"\n== {name}: {run.__doc__}", flush=True)
     command = [sys.executable, __file__, name, "--json", options.json, "--folder", folder, *["--tiny"] * options.toy]
@@ -658,25 +758,43 @@ def run_parts(names, limit, options, folder):
             kill(process)
 
 
+def card():
+    """Ask the driver for the name of the first card and its own version -> text; empty if there is none."""
+    ask = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip().split("\n")[0]
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def report_file(options):
+    """Return the path of the JSON: the one that was asked for, or one of this card and day."""
+    if options.json or options.toy:
+        return options.json or "out/gpu.json"
+    name = re.sub(r"\W+", "-", card().partition(",")[0].lower())
+    return f"docs/results/gpu/{name}-{time.strftime('%Y-%m-%d')}.json"
+
+
 def main(options):
-    """Run all parts, phase by phase; print the table of all figures."""
-    there = dict.fromkeys(run.__name__ for run, _ in PARTS.values())
-    asked = options.tasks.split(",") if options.tasks else there
-    if strange := [name for name in asked if name not in there]:
-        raise ValueError(f"--tasks={options.tasks}: there is no {strange[0]!r}, there are {', '.join(there)}")
+    """Run the parts that were asked for, or all; print the table of their figures."""
+    asked = options.tasks.split(",") if options.tasks else [*PARTS]
+    if strange := [name for name in asked if name not in PARTS]:
+        raise ValueError(f"--tasks={options.tasks}: there is no {strange[0]!r}, there are {', '.join(PARTS)}")
+    if not (options.toy or card()):
+        raise ValueError("nvidia-smi shows no GPU here, and on a CPU these parts would take hours; --tiny shows their "
+                         "form")  # fmt: skip
+    options.json = report_file(options)
     os.makedirs(os.path.dirname(options.json) or ".", exist_ok=True)
+    others = read_report(options.json)["parts"] if os.path.exists(options.json) and not options.toy else {}
     with open(options.json, "w") as file:
-        json.dump({"tiny": options.toy, "parts": {}}, file)
+        parts = {name: part for name, part in others.items() if name not in asked}
+        json.dump({"tiny": options.toy, "parts": parts}, file, indent=1)
     bench.machine("jax", "jaxlib", "numpy", "torch")
-    begun, allowed = time.monotonic(), 0
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        for names, seconds in PHASES:
-            names = [name for name in names if PARTS[name][0].__name__ in asked]
-            if options.toy:  # whose compiled programs no later part needs
-                names = [name for name in names if not name.endswith("_first")]
-            # A phase may also take what those before it left. With --tiny, a slow CPU is no reason to stop.
-            allowed += seconds * sized(options, 5, 1) * bool(names)
-            limit = begun + allowed - time.monotonic()
+        for names in (TOGETHER, *((name,) for name in PARTS if name not in TOGETHER)):
+            names = [name for name in names if name in asked]
+            limit = max((PARTS[name][2] for name in names), default=0) * sized(options, 5, 1)  # a slow CPU may be slow
             for name, how, after in run_parts(names, limit, options, folder):
                 note_down(options.json, name, ended=how, seconds=round(after, 1))
                 print(f"== {name}: {how}, {after:.0f} s", flush=True)
@@ -688,22 +806,22 @@ def print_table(options, seconds):
     """Print every figure of every part."""
     rows = []
     for name, part in read_report(options.json)["parts"].items():
-        facts = [part[f] for f in ("ended", "error", "device") if f in part] + ["beside others"] * (name in TOGETHER)
+        facts = [part[f] for f in ("ended", "error", "device", "date") if f in part]
+        facts += ["beside others"] * (name in TOGETHER)
         rows.append([f"**{name}**", f"{part['seconds']:.0f} s", "; ".join(facts)])
-        rows += [[figure["name"], shown(figure), figure["note"]] for figure in part["figures"]]
+        rows += [[figure["name"], tables.shown(figure), tables.note_of(figure)] for figure in part["figures"]]
     print(f"\n{seconds:.0f} s in all" + ", --tiny: this shows only the form" * options.toy + "\n")
     bench.table(["", "value", "note"], [row[0] for row in rows], rows)
     print(f"\n{options.json} has the same")
 
 
-def describe_device(part):
-    """Name the device that a part computes on."""
-    if PARTS[part][1] is TORCH:
-        if not importlib.util.find_spec("torch"):
-            return "no PyTorch"
-        import torch
-        return torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
-    return f"{jax.devices()[0].device_kind} of {memory.amount(memory.device_memory())}, jax {jax.__version__}"
+def facts():
+    """Describe what a part is measured with: card and driver, versions, date, commit."""
+    there = ("jax", "jaxlib", "torch") if importlib.util.find_spec("torch") else ("jax", "jaxlib")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in there)
+    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return {"device": card() or "a CPU", "versions": versions, "date": time.strftime("%Y-%m-%d %H:%M"),
+            "commit": git.stdout.strip()}  # fmt: skip
 
 
 def run_one():
@@ -714,14 +832,14 @@ def run_one():
     parser.add_argument("--folder")
     parser.add_argument("--tiny", action="store_true", dest="toy")
     options = parser.parse_args()
-    run, env = PARTS[options.part]
+    run, env, _ = PARTS[options.part]
     if options.toy:
         jax.config.update("jax_disable_most_optimizations", True)
     runs.prepare_process()
     try:
-        if not (options.toy or on_gpu() or env is TORCH):
+        if not (options.toy or on_gpu() or "JAX_PLATFORMS" in env):
             raise RuntimeError("JAX sees no GPU here, and on a CPU this part would take hours; --tiny shows its form")
-        note_down(options.json, options.part, device=describe_device(options.part))
+        note_down(options.json, options.part, **facts())
         for figure in run(options):
             tell(options, figure)
     except Exception as e:

@@ -1,20 +1,23 @@
 """
-Write the tables of results into README.md and docs/results.md:  python tests/tables.py
+Write the tables of results into README.md, docs/results.md and docs/hardware.md:  python tests/tables.py
 
 docs/results/runs.csv has a row for each metric of each measured run, recipes.csv says what a recipe does, machines.csv
 where they ran. A new row gets the `code` that `python tests/tables.py sudoku_grpo` prints for its recipe: a hash of the
 recipe, and of the numbers that tests/test_frozen.py checks. So code may be rewritten as long as these stay. Where a row
 has another hash, or none, the tables say "older code".
+
+docs/results/gpu/CARD-DATE.json is what `python tests/bench.py gpu` measured on a card.
 """
 import csv
 import functools
+import glob
 import hashlib
 import json
 import re
 import sys
 import tokenize
 
-PAGES = "README.md", "docs/results.md"
+PAGES = "README.md", "docs/results.md", "docs/hardware.md"
 NUMBERS = "tests/fixtures/frozen.json"
 
 
@@ -101,10 +104,37 @@ def table(short):
     return "\n".join(f"|{'|'.join(line)}|" for line in lines)
 
 
+def shown(figure):
+    """Format the value of a figure of tests/gpu.py."""
+    value = figure["value"]
+    text = f"{value:,.4g}" if isinstance(value, float) else str(value)
+    return f"{text} {figure['unit']}".strip() + {False: ", WRONG", None: ""}.get(figure["holds"], ", as it should be")
+
+
+def note_of(figure):
+    """Format the note of a figure, with the spread of its seconds."""
+    s = figure["seconds"]
+    spread = f"best of {len(s)}, the slowest took {s[-1] / s[0] - 1:.0%} longer" if len(s) > 1 else ""
+    return "; ".join(filter(None, (figure["note"], spread)))
+
+
+def cards():
+    """Make the table of what was measured on cards, the newest first."""
+    lines, last = ["|measured|value|note|", "|---|---:|---|"], None
+    for path in sorted(glob.glob("docs/results/gpu/*.json"), key=lambda path: path[-15:], reverse=True):
+        for part in json.load(open(path, encoding="utf-8"))["parts"].values():
+            about = ", ".join(part[fact] for fact in ("device", "versions", "date", "commit"))
+            lines += [f"|**{about}**|||"] * (about != last)
+            lines += [f"|{f['name']}|{shown(f)}|{note_of(f)}|" for f in part["figures"]]
+            last = about
+    return "\n".join(lines)
+
+
 def written(path):
     """Read a page, and write its tables anew between their marks -> the page."""
     machines = "\n".join(f"* **{r['machine']}**: {r['description']}" for r in rows("machines"))
-    new, text = {"six": table(True), "recipes": table(False), "machines": machines}, open(path, encoding="utf-8").read()
+    new = {"six": table(True), "recipes": table(False), "machines": machines, "cards": cards()}
+    text = open(path, encoding="utf-8").read()
     return re.sub(r"(?s)(<!-- results: (\w+) -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{new[m[2]]}\n{m[3]}", text)
 
 

@@ -147,12 +147,13 @@ def test_gpu_has_figures_of_every_part_in_one_json_and_one_table(tmp_path):
                          capture_output=True, text=True)  # fmt: skip
     assert run.returncode == 0, run.stderr
     parts, rows = json.loads((tmp_path / "gpu.json").read_text())["parts"], cells(run.stdout)
-    assert {*parts} == {name for name in gpu.PARTS if not name.endswith("_first")}
+    assert {*parts} == {*gpu.PARTS}
     assert [file.name for file in tmp_path.iterdir()] == ["gpu.json"]
     for name, part in parts.items():
         if "torch" in name and not importlib.util.find_spec("torch"):
             assert "PyTorch is not installed" in rows[f"**{name}**"][1]
             continue
         assert part["ended"] == "whole" and part["figures"], run.stderr
+        assert {"device", "versions", "date", "commit"} <= part.keys()  # what the table of the page prints
         assert all(figure["holds"] is not False and figure["name"] in rows for figure in part["figures"]), part
     assert "only the form" in run.stdout and "no cuDNN on a CPU" in run.stdout and "no GPU here" in run.stdout

@@ -67,7 +67,7 @@ def message(*argv):
 
 def test_every_run_can_be_loaded_writes_to_a_place_of_its_own_and_starts_from_what_exists():
     cfgs = [config.read_file(path) if path in REAL else config.load([path]) for path in RUNS]
-    cfgs += [config.load([path, "--model=tiny"]) for path in REAL]
+    cfgs += [config.load([path, "--model=tiny"]) for path in RUNS if "tiny" in config.run_file(path)]
     for cfg in cfgs:
         for name in vars(cfg):
             assert name in ("model", "typed") or config.settings.fits(getattr(cfg, name), KINDS[name])

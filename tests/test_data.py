@@ -631,6 +631,8 @@ def test_9x9_sudoku_has_one_solution_and_a_technique():
     assert sudoku.technique([0] * 81) == "search"
     assert {row["technique"] for row in rows if row["difficulty"] == 30} <= {"naked", "hidden"}
     assert "hidden" in {row["technique"] for row in rows}
+    row = sudoku_grid.in_place(rows[0])
+    assert row["masked"].count("<|mask|>") == row["difficulty"] and len(row["puzzle"]) == 81
 
 
 # countdown

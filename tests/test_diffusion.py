@@ -452,6 +452,16 @@ def test_remat_in_chunks_computes_every_block_twice_and_not_three_times():
     assert 3.5 < flops(jax.grad(lambda p, x, M: jnp.exp(logp(p, x, M).sum(1)).sum()), M) / once < 4.2
 
 
+@pytest.mark.parametrize("shift", [False, True])
+def test_remat_in_chunks_behind_a_prompt_changes_no_gradient(shift):
+    def gradient(remat):
+        cfg = shared.changed(CFG, shift=shift, remat=remat)
+        f = lambda p: diffusion.view_logp(p, X[:2], jnp.ones((2, 2, X.shape[1]), bool), cfg, start=2, chunk=2)[0].sum()
+        return jax.jit(jax.grad(f))(PARAMS)
+
+    jax.tree.map(close, gradient(True), gradient(False))
+
+
 def test_accuracy_counts_masked_tokens_that_are_the_likeliest():
     params = jax.tree.map(jnp.zeros_like, WILD)  # it always says 1
     params |= {"embed": params["embed"] + 1, "norm": params["norm"] + 1, "head": params["head"].at[:, 1].set(1.0)}

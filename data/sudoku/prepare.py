@@ -8,8 +8,8 @@ The difficulty is the number of empty cells; with more than 12, no puzzle has on
 split is by grid: the puzzles of 240 grids are train (52,708 rows), those of the other 48 are val (1,728). Prompts have
 17 characters, completions 16. The rows are made in 2 seconds.
 
-    python data/sudoku/prepare.py             # -> data/sudoku
-    python data/sudoku/prepare.py --size=9    # -> data/sudoku9: 9x9, 35,980 + 4,000 rows in 2 minutes
+    python data/sudoku/prepare.py         --dataset=sudoku
+    python data/sudoku/prepare.py nine    --dataset=data/sudoku/nine: 9x9, 35,980 + 4,000 rows in 2 minutes
 
 The 9x9 puzzles have 30 to 54 empty cells and a column `technique`, the simplest that solves them: "naked" (some cell
 has one option left), "hidden" (some digit has one place left in a row, column or box) or "search". They are made by
@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from data import making
 from judges.rules import options, solutions, sudoku_lines
 
+LARGE = "nine"  # the folder of the 9x9 puzzles beside this file
 TRAIN, PER_LEVEL, PER_LEVEL_VAL = 240, 25, 4  # grids; puzzles of each grid and number of empty cells
 TRIES = 2000                                  # a third of the grids have only 12 puzzles with 12 empty cells
 GRIDS, SYMMETRIES = (450, 50), 10             # 9x9: train and val grids; copies of each puzzle
@@ -124,11 +125,10 @@ def technique(cells):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Makes data/sudoku, or with --size=9 data/sudoku9.")
-    parser.add_argument("--size", type=int, choices=(4, 9), default=4)
-    size = parser.parse_args().size
-    folder = Path(__file__).parents[1] / ("sudoku" if size == 4 else "sudoku9")
-    making.save(folder, build() if size == 4 else build9())
+    parser = argparse.ArgumentParser(description=f"Makes data/sudoku, or data/sudoku/{LARGE}.")
+    parser.add_argument("part", nargs="?", choices=[LARGE], help="9x9")
+    part = parser.parse_args().part
+    making.save(Path(__file__).parent / (part or ""), build9() if part else build())
 
 
 if __name__ == "__main__":
