@@ -137,8 +137,8 @@ def load(folder: Any, dtype: str = "float32") -> Callable:
         raise ValueError(f"judge_from={folder!r} is not a judge, as its head has not width 1: name the folder of one")
     tested = f"{best['measure']} {best['score']:.3f} on held-out texts" if best else "never tested on held-out texts"
     print(f"judge {found}: {tested}")
-    template = data.chat(*(keys.get(f"texts.{key}") for key in ("chat_template", "system_prompt")), tok,
-                         keys.get("texts.instruction"))  # fmt: skip
+    name, system, instruction = (keys.get(f"texts.{key}") for key in ("chat_template", "system_prompt", "instruction"))
+    template = data.chat(name, system, tok, instruction)
     return judge(params, cfg, tok, template=template)
 
 

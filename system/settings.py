@@ -55,7 +55,7 @@ class Table(dict):
 FILE_OF = (
     dict.fromkeys(("one_step", "coupled", "exact", "trace", "quadrature", "strata", "masked_prompt"), "estimators")
     | dict.fromkeys(("margin", "dream", "static", "dynamic", "factor", "entropy"), "rules")
-    | dict.fromkeys(("wd1", "bnpo", "cispo", "regress", "k2_sequence", "nll", "entropy_bonus"), "losses")
+    | dict.fromkeys(("wd1", "bnpo", "cispo", "k2_sequence", "nll", "entropy_bonus"), "losses")
 )
 
 

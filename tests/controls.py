@@ -29,7 +29,8 @@ def rates(*tried):
     return [f"--learning_rate={rate}" for rate in tried]
 
 
-REGRESSION = "--adv_negative=1 --loss_type=regress --ratio_level=sequence"
+REGRESSION = "--adv_negative=1 --loss_type=regress --ratio_level=sequence"  # commit 38552f0 has its code
+GONE = "GDSD", "RSPO"  # what today's code does not run: their results stay
 
 
 class Method(NamedTuple):
@@ -128,6 +129,8 @@ def run_all(options):
         results, wanted = kept(), []
         for task in options.tasks.split(","):
             for method, (_, _, tried) in METHODS.items():
+                if method in GONE:
+                    continue
                 settings = tried.get(task, ()) if first else filter(None, [best_setting(results, task, method)])
                 for seed in [0] if first else range(1, options.seeds):
                     wanted += [(task, method, setting, str(seed)) for setting in settings]

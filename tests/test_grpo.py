@@ -285,29 +285,6 @@ def test_cispos_weight_stops_at_its_cap_but_never_its_gradient():
         close(at(RHO, A, capped), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
 
 
-def test_the_regression_is_reinforce_while_its_target_is_out_of_reach_and_then_has_no_gradient():
-    """At GDSD's constants: the sum of log-ratios is clipped at 0.0004, beside advantages of 0.4 and more."""
-    lengths = COUNTS.sum(1, keepdims=True)
-    cfg = LossConfig("regress", "sequence", use=(losses.Regress(scale=1.0, clip=4e-4 / 4),))
-    drift = np.array([[3e-4], [-3e-4], [2e-4]]) / 4  # in the clip
-    _, grad, metrics = evaluate(cfg, old=NEW - drift)
-    reinforce = -np.asarray(ADV)[:, None] / lengths / 3 * COUNTS
-    close(grad / np.abs(reinforce).max(), reinforce / np.abs(reinforce).max(), 3e-4)  # drift / advantage
-    assert metrics["regress_clip_ratio"] == 0
-    _, grad, metrics = evaluate(cfg, old=NEW - 10 * drift)
-    assert not grad.any() and metrics["regress_clip_ratio"] == 1
-
-
-def test_the_regression_pulls_a_completion_to_its_target_from_both_sides():
-    cfg = LossConfig("regress", "sequence", use=(losses.Regress(scale=0.1),))
-    target = 0.1 * np.asarray(ADV)[:, None]
-    signs = [np.sign(evaluate(cfg, old=NEW - far * target)[1]).sum(1) for far in (0.5, 2.0)]
-    close(evaluate(cfg, old=NEW - target)[1], 0, 1e-7)
-    assert (signs[0] == -signs[1]).all() and (np.sign(ADV) * signs[1] > 0).all()
-    with pytest.raises(ValueError, match="set ratio_level='sequence'"):
-        config.Config(objective="grpo", init_from="a", loss_type="regress")
-
-
 def test_metrics_count_tokens_that_are_clipped_not_padding():
     """Of completions of 4, 2 and 3 tokens 4, 2 and 1 are clipped below, or 0, 0 and 1 above."""
     _, _, low = evaluate(LossConfig(clip_low=0.05), old=OLD.at[0].set(NEW[0] + 1), adv=-jnp.ones(3))

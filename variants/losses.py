@@ -4,10 +4,9 @@ More losses (--loss_type), ESPO's KL (--kl_est=k2_sequence), and terms that are 
 TRL's bnpo is the mean over micro-batches of the mean over tokens. CISPO (MiniMax-M1, 2506.13585) keeps the gradient of
 every token. wd1 (2507.08838, with --adv_negative=1) is a weighted likelihood without a ratio to an old policy: two
 softmax functions over the batch make its weights of the advantages, one pulls the better completions up, the other
-pushes the worse ones down. `regress` is RSPO (2605.10218), and GDSD (2605.29398) as its authors' code has it.
+pushes the worse ones down.
 
     --loss_type=cispo --cispo.cap=5     --nll.coef=0.1     --entropy_bonus.coef=0.01
-    --loss_type=regress --ratio_level=sequence --regress.scale=0.1
 """
 import dataclasses
 
@@ -77,39 +76,6 @@ def weighted_likelihood(ratio, logp, adv, cfg):
     return -adv * logp
 
 
-@dataclasses.dataclass(frozen=True)
-class Regress(config.Section):
-    """A regression: the mean log-ratio per token of a completion is to become scale * advantage.
-
-    RSPO's scale is one that a few updates reach. GDSD's is out of reach (1, beside a clip of 0.0004 / length): it is
-    REINFORCE until the ratio has left the clip, and then nothing.
-    """
-
-    typed_as = "regress"
-    belongs_to = "loss_type"
-    scale: float = config.key(0.1, "the log-ratio per token that an advantage of 1 asks for", config.POSITIVE)
-    clip: float | None = config.key(None, "no gradient beyond this log-ratio per token", config.POSITIVE)
-
-    def between_keys(self, c):
-        yield (c.loss_type == "regress" and c.ratio_level != "sequence",
-               f"loss_type='regress' needs the ratio of a completion: set ratio_level='sequence' (now {c.ratio_level!r})")
-
-
-def regress(ratio, logp, adv, cfg):
-    """(log ratio - scale * adv) ** 2 / (2 * scale), where a ratio of 1 has the gradient of REINFORCE."""
-    keys = Regress.of(cfg)
-    drift = jnp.log(ratio)
-    if keys.clip:
-        drift = grpo.clamp(drift, -keys.clip, keys.clip)
-    return (drift - keys.scale * adv) ** 2 / (2 * keys.scale)
-
-
-def regress_metrics(ratio, batch, cfg):
-    """Measure the share of completions, by tokens, that the clip leaves without a gradient."""
-    clip = Regress.of(cfg).clip
-    return {"regress_clip_ratio": batch.mean(jnp.abs(jnp.log(ratio)) > clip)} if clip else {}
-
-
 def per_token_of_micro_batch(mask, max_len, micro_batches):
     """bnpo: weigh tokens (B, T) so that every micro-batch counts the same, and so do the tokens within one: the loss is
     the mean over micro-batches of sum / number of tokens."""
@@ -134,7 +100,6 @@ settings.add(
     grpo.LOSSES,
     cispo=grpo.Loss(cispo, grpo.per_token, cap_metrics),
     wd1=grpo.Loss(weighted_likelihood, grpo.summed),
-    regress=grpo.Loss(regress, grpo.per_sequence, regress_metrics),
     bnpo=grpo.Loss(grpo.clipped, per_token_of_micro_batch, grpo.clip_metrics),
 )
 settings.add(grpo.KLS, k2_sequence=k2_sequence)
