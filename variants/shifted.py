@@ -12,7 +12,8 @@ def state_before(params, z, cfg, valid, start, length):
     """Predict a token from the state one place before it, and the first token of a text from its own (Dream)."""
     T = z.shape[1]
     # A number stays a number: `kernels.recomputed` may read no array that it is not given.
-    first = max(start - 1, 0) if isinstance(start, int) else jnp.maximum(start - 1, 0)
+    larger = max if isinstance(start, int) else jnp.maximum
+    first = larger(start - 1, 0)
     n = min(length + 1, T)
     part = None if n == T else (first, n)
     h = model.trunk(params, z, cfg, valid, part)
