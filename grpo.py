@@ -3,7 +3,7 @@ GRPO (group relative policy optimization): rewards -> advantages -> a loss on lo
 
 Papers sell three choices as one algorithm. Here each is made on its own:
 
-    estimator     how log p of a token is computed under a denoiser; lives in diffusion.py and is never seen here
+    estimator     how log p of a token is computed under a denoiser; lives in diffusion.py
     ratio level   whether the ratio to the old policy is that of a token (PPO, GRPO), that of a whole completion, by its
                   mean log-ratio (GSPO, ESPO), or left out (REINFORCE's form, as the first update always has)
     loss          how the ratio of a token is clipped, and how tokens are averaged
@@ -40,8 +40,8 @@ def centred(rewards: np.ndarray, baseline: str, scale: str, eps: float) -> np.nd
     """Subtract its group's baseline from every reward, and divide by the group's standard deviation if scale="group",
     by its mean reward if scale="mean", by nothing for any other scale.
 
-    rewards (N, G) -> (N, G); nan, for no opinion, stays nan. With eps above 0 the results of equal rewards are exactly
-    0.
+    rewards (N, G) -> (N, G); nan, for no opinion, stays nan. With a baseline, and eps above 0, the results of equal
+    rewards are exactly 0.
     """
     # With the lowest reward subtracted first, equal rewards leave nothing to round. Otherwise the mean of three 0.1 is
     # not 0.1, and the difference divided by a small eps is an advantage.

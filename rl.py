@@ -107,7 +107,7 @@ class Minibatch(NamedTuple):
 class Term(NamedTuple):
     """Something that a variant adds to the loss."""
 
-    loss: Callable  # logp, entropy (B, T), its entry of Minibatch.extra, grpo.LossBatch, cfg -> scalar, metrics
+    loss: Callable  # logp, entropy (B, L), its entry of Minibatch.extra, grpo.LossBatch, cfg -> scalar, metrics
     of_completions: Callable | None = None  # rewards.Scored, advantages (N, G), cfg -> (N * G,)
     of_tokens: Callable | None = None  # that of the completions of a minibatch (B,), their Rollout, cfg -> (B, T)
     of_entropy: bool = False  # True if the loss needs the gradient of the entropy
@@ -287,7 +287,7 @@ def new_minibatch(c: Chosen, views, cfg) -> Minibatch:
 
 
 def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
-    """Cut M completions into the minibatches of all passes over them -> [Minibatch].
+    """Cut M completions into the minibatches of all passes over them, before any of these is trained on -> [Minibatch].
 
     keys: for the views, and for the order. Each pass draws new masks and, if it has several minibatches, a new order.
     If the loss has a KL, each minibatch stores the reference's log-probs on its masks; if it has ratios, those of the

@@ -147,7 +147,7 @@ def advance(run, state):
 
     def old_logp_of(minibatch):
         """Compute log p of a minibatch under the policy that wrote it, by the program that is differentiated: in 16
-        bits another one rounds otherwise, and no ratio would be 1."""
+        bits another one rounds otherwise, and ratios of tokens that have not changed would not be 1."""
         _, _, logp = run.gradient(start, run.base, minibatch)
         return sharding.replicate(logp)
 

@@ -39,4 +39,5 @@ small = {  # what --model=small changes
     "d_model": 96,
     "dtype": "float32",
 }
-tiny = small | {"out_dir": "out/tiny/sudoku9_base", "max_iters": 4, "eval_interval": 4, "eval_size": 8}
+tiny = small | {"out_dir": "out/tiny/sudoku9_base", "batch_size": 8, "n_layer": 1, "max_iters": 4, "eval_interval": 4,
+                "eval_size": 8}  # fmt: skip

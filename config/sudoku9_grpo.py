@@ -43,6 +43,7 @@ small = sudoku9_base.small | {  # what --model=small changes
 tiny = small | {  # what --model=tiny changes
     "out_dir": "out/tiny/sudoku9_grpo",
     "base": sizes(sudoku9_base.tiny),
+    "n_layer": 1,
     "batch_size": 4,
     "keep_completions": 4,
     "max_iters": 2,

@@ -9,7 +9,8 @@ mistake.
 The mean of three seeds: greedy rises from 46.1% to 81.7%, sampled from 27.3% to 77.2%, pass@4 from 45.5% to 84.5%.
 
 This is REINFORCE on the completions that beat their group. GRPO as its paper has it also pushes the worse ones down,
-and has a ratio to the old policy, with a clip, and a KL: --adv_negative=1 --ratio_level=token --kl_beta=0.04.
+and has a ratio to the old policy, with a clip, and a KL: --adv_negative=1 --ratio_level=token --kl_beta=0.04, and
+--learning_rate=3e-4. It ends at 56.8% greedy, where this recipe has 81.3% (docs/estimators.md).
 """
 from dataclasses import replace
 

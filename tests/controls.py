@@ -1,5 +1,5 @@
 """
-What do groups, signs and ratios add? Seven ways to learn from one base, at equal forward passes:
+What do groups, signs and ratios add? Eight ways to learn from one base, at equal forward passes:
 
     python tests/controls.py            # all runs that are not in docs/results/controls.csv yet, one on each core
     python tests/controls.py --show     # only the tables
@@ -18,11 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import compare
 import numpy as np
-from compare import Job
-
-from loop import runs
 
 
 def rates(*tried):
@@ -45,22 +41,24 @@ class Method(NamedTuple):
 # counts as three passes. Supervised training has 128 rows * 3 a step, and so 11.3 steps for each such iteration.
 STEPS = {"sudoku": 2267, "countdown": 3360}
 METHODS = {
-    "better ones": Method("the recipe: only completions that beat their group, no ratio", "",
+    "better ones": Method("better ones only: the recipe", "",
                           {"sudoku": rates("1e-3"), "countdown": rates("5e-4")}),
-    "rejection": Method("rejection sampling: every right completion counts the same",
+    "rejection": Method("every right one alike: rejection sampling",
                         "--adv_baseline=none --adv_norm=none",
                         {"sudoku": rates("3e-4", "1e-3", "3e-3"), "countdown": rates("1.5e-4", "5e-4", "1.5e-3")}),
-    "both signs": Method("both signs, no ratio", "--adv_negative=1",
+    "both signs": Method("both signs", "--adv_negative=1",
                          {"sudoku": rates("3e-5", "1e-4", "3e-4", "1e-3")}),
-    "paper": Method("GRPO's paper without its KL: both signs, token ratio, clip 0.2",
+    "paper": Method("both signs, token ratio, clip 0.2: GRPO without its KL",
                     "--adv_negative=1 --ratio_level=token",
-                    {"sudoku": rates("3e-5", "1e-4", "3e-4", "1e-3"), "countdown": rates("5e-5", "1.5e-4")}),
-    "GDSD": Method("regression on a target out of reach, with a hard clip: the constants of GDSD's code",
+                    {"sudoku": rates("3e-5", "1e-4", "3e-4", "1e-3"), "countdown": rates("1.5e-4")}),
+    "with KL": Method("the same with a KL of 0.04: GRPO",
+                      "--adv_negative=1 --ratio_level=token --kl_beta=0.04", {"sudoku": rates("1e-4", "3e-4", "1e-3")}),
+    "GDSD": Method("both signs, regression, GDSD's constants",
                    f"{REGRESSION} --adv_norm=none --regress.scale=1 --regress.clip=5e-5",
                    {"sudoku": rates("1e-4", "3e-4", "1e-3")}),
-    "RSPO": Method("regression on a target within reach, as in RSPO", REGRESSION,
+    "RSPO": Method("both signs, regression, a target in reach (RSPO)", REGRESSION,
                    {"sudoku": [f"--regress.scale={x} --learning_rate=3e-4" for x in ("0.03", "0.1", "0.3")]}),
-    "supervised": Method("the rows' own answers, no rewards",
+    "supervised": Method("the rows' own answers: supervised",
                          "--objective=pretrain --evaluation.samples=4 --max_iters={n} --eval_interval={fifth}",
                          {"sudoku": rates("5e-4", "1e-3", "2e-3"), "countdown": rates("1e-3")}),
 }  # fmt: skip
@@ -72,15 +70,21 @@ COLUMNS = [*KEY, *(f"{name} {when}" for when in ("before", "after") for name in 
 
 def job_of(task, method, setting, seed, folder):
     """Make the run of a method from the base of this seed."""
+    import compare  # not for `python tests/tables.py`, which writes these tables
+
     name = "-".join([task, method, *(part.split("=")[1] for part in setting.split()), str(seed)]).replace(" ", "_")
     n = STEPS[task]
     flags = METHODS[method].flags.format(n=n, fifth=n // 5)
     base = base_of(task, seed, folder)
-    return Job(f"{folder}/{name}", f"config/{task}_grpo.py --init_from={base.out} --seed={seed} {flags} {setting}")
+    command = f"config/{task}_grpo.py --init_from={base.out} --seed={seed} {flags} {setting}"
+    return compare.Job(f"{folder}/{name}", command)
 
 
 def base_of(task, seed, folder):
-    return Job(f"{folder}/{task}-base-{seed}", f"config/{task}_base.py --seed={seed}")
+    """Make the run that trains the base of a seed."""
+    import compare
+
+    return compare.Job(f"{folder}/{task}-base-{seed}", f"config/{task}_base.py --seed={seed}")
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
@@ -97,6 +101,8 @@ def kept():
 def numbers_of(folder, metrics):
     """Take the NUMBERS of an evaluation, in percent, from a row of metrics.jsonl and the samples of its step. distinct:
     how many of a prompt's four samples differ."""
+    from loop import runs
+
     samples = [row["sampled"] for row in runs.read_lines(f"{folder}/samples.jsonl") if row["step"] == metrics["step"]]
     distinct = np.mean([len(set(texts)) / len(texts) for texts in samples])
     return [*(100 * metrics[f"val/{name}"] for name in NUMBERS[:3]), 100 * distinct]
@@ -104,6 +110,8 @@ def numbers_of(folder, metrics):
 
 def keep(key, folder, machine):
     """Add the result of a finished run to the file of results."""
+    from loop import runs
+
     found = [row for row in runs.read_lines(f"{folder}/metrics.jsonl") if "val/pass@4" in row]
     before = numbers_of(folder, found[0]) if found[0]["step"] == 0 else [""] * len(NUMBERS)
     after = numbers_of(folder, found[-1])
@@ -125,6 +133,8 @@ def best_setting(results, task, method):
 
 def run_all(options):
     """Run what is not kept yet: first what seed 0 tries, then the other seeds with the best of it."""
+    import compare
+
     for first in (True, False):
         results, wanted = kept(), []
         for task in options.tasks.split(","):
@@ -147,50 +157,47 @@ def run_all(options):
 
 
 def mean_and_each(rows, name):
+    """Write the mean over seeds, and each of them where the number is one of the two rates."""
     values = [float(row[f"{name} after"]) for row in rows]
-    each = f" ({', '.join(f'{x:.1f}' for x in values)})" if len(values) > 1 and name in ("greedy", "sampled") else ""
+    each = f" ({', '.join(f'{x:.1f}' for x in values)})" if len(values) > 1 and name in NUMBERS[:2] else ""
     return f"{np.mean(values):.1f}{each}"
 
 
-def lines_of(results, task):
+def table(results, task):
     """Write the table of a task, in Markdown."""
-    before = [row for key, row in results.items() if key[0] == task and row["greedy before"]]
-    bases = {row["seed"]: row for row in before}.values()
-    yield "| method | tried by seed 0, sampled after | greedy | sampled | pass@4 | distinct of 4 |"
-    yield "|---|---|---|---|---:|---:|"
-    values = (f"{np.mean([float(row[f'{name} before']) for row in bases]):.1f}" for name in NUMBERS)
-    yield f"| before | | {' | '.join(values)} |"
+    before = {row["seed"]: row for key, row in results.items() if key[0] == task and row["greedy before"]}.values()
+    values = [f"{np.mean([float(row[f'{name} before']) for row in before]):.1f}" for name in NUMBERS]
+    lines = [["what learns", "greedy", "sampled", "pass@4", "distinct", "settings that seed 0 tried, sampled"],
+             ["---", "---", "---", "---:", "---:", "---"], ["the bases", *values, ""]]  # fmt: skip
     for method, (what, _, tried) in METHODS.items():
-        best = best_setting(results, task, method)
-        if best is None:
-            continue
-        said = [f"{s.replace('--learning_rate=', '').replace('--regress.', '')}: "
-                f"{results[task, method, s, '0']['sampled after']}" for s in tried[task]]  # fmt: skip
-        rows = [row for key, row in results.items() if key[:3] == (task, method, best)]
-        numbers = " | ".join(mean_and_each(rows, name) for name in NUMBERS)
-        yield f"| {what} | {', '.join(said) if len(said) > 1 else ''} | {numbers} |"
+        if best := best_setting(results, task, method):
+            said = [f"{s.replace('--learning_rate=', '').replace('--regress.', '')}: "
+                    f"{results[task, method, s, '0']['sampled after']}" for s in tried[task]]  # fmt: skip
+            rows = [row for key, row in results.items() if key[:3] == (task, method, best)]
+            lines.append([what, *(mean_and_each(rows, name) for name in NUMBERS), ", ".join(said)])
+    return "\n".join(f"|{'|'.join(line)}|" for line in lines)
 
 
 def picture(results, path):
-    """Draw what each method reaches, a dot for each seed: greedy and sampled, one panel for each task."""
+    """Draw what the bases and each method reach, a dot for each seed: one panel for each task."""
     from matplotlib import pyplot
 
-    tasks = [task for task in STEPS if any(key[0] == task for key in results)]
-    figure, axes = pyplot.subplots(1, len(tasks), figsize=(5.5 * len(tasks), 3.6), squeeze=False)
-    for axis, task in zip(axes[0], tasks, strict=True):
+    figure, axes = pyplot.subplots(1, len(STEPS), figsize=(5.5 * len(STEPS), 4), squeeze=False)
+    for axis, task in zip(axes[0], STEPS, strict=True):
         best = {method: best_setting(results, task, method) for method in METHODS}
-        names = [method for method, setting in best.items() if setting]
-        for y, method in enumerate(names):
-            rows = [row for key, row in results.items() if key[:3] == (task, method, best[method])]
-            for name, color in (("greedy", "#e69f00"), ("sampled", "#0072b2")):
-                values = [float(row[f"{name} after"]) for row in rows]
-                axis.plot(values, [y] * len(values), "o", color=color, markersize=6, label=name if not y else None)
-        axis.set_yticks(range(len(names)), names)
+        rows = {"bases": [(row, "before") for key, row in results.items() if key[0] == task and row["greedy before"]]}
+        rows |= {method: [(row, "after") for key, row in results.items() if key[:3] == (task, method, setting)]
+                 for method, setting in best.items() if setting}  # fmt: skip
+        for name, color, shift in (("greedy", "#e69f00", -0.12), ("sampled", "#0072b2", 0.12)):
+            dots = [(float(row[f"{name} {when}"]), y + shift) for y, of in enumerate(rows.values()) for row, when in of]
+            axis.plot(*zip(*dots, strict=True), "o", color=color, markersize=6, label=name)
+        axis.set_yticks(range(len(rows)), list(rows))
         axis.invert_yaxis()
-        axis.set_title(f"{task}: held-out puzzles that are right, %")
+        axis.set_xlim(0, 101)
+        axis.set_title(f"{task}: held-out puzzles that are right, %", fontsize=11)
         axis.grid(axis="x", color="#dddddd")
         axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False, loc="lower left")
+    axes[0][0].legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.08), ncols=2)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
@@ -210,7 +217,7 @@ def main():
         print(f"{(time.time() - begun) / 60:.0f} minutes")
     results = kept()
     for task in options.tasks.split(","):
-        print(f"\n{task}\n", *lines_of(results, task), sep="\n")
+        print(f"\n{task}\n\n{table(results, task)}")
     if options.picture:
         picture(results, options.picture)
 

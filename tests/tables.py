@@ -1,12 +1,13 @@
 """
-Write the tables of results into README.md, docs/results.md and docs/hardware.md:  python tests/tables.py
+Write the tables of results into README.md and docs/:  python tests/tables.py
 
 docs/results/runs.csv has a row for each metric of each measured run, recipes.csv says what a recipe does, machines.csv
 where they ran. A new row gets the `code` that `python tests/tables.py sudoku_grpo` prints for its recipe: a hash of the
 recipe, and of the numbers that tests/test_frozen.py checks. So code may be rewritten as long as these stay. Where a row
 has another hash, or none, the tables say "older code".
 
-docs/results/gpu/CARD-DATE.json is what `python tests/bench.py gpu` measured on a card.
+docs/results/controls.csv is what tests/controls.py measured, and docs/results/gpu/CARD-DATE.json what
+`python tests/bench.py gpu` measured on a card.
 """
 import csv
 import functools
@@ -17,7 +18,9 @@ import re
 import sys
 import tokenize
 
-PAGES = "README.md", "docs/results.md", "docs/hardware.md"
+import controls
+
+PAGES = "README.md", "docs/results.md", "docs/hardware.md", "docs/estimators.md"
 NUMBERS = "tests/fixtures/frozen.json"
 
 
@@ -134,6 +137,7 @@ def written(path):
     """Read a page, and write its tables anew between their marks -> the page."""
     machines = "\n".join(f"* **{r['machine']}**: {r['description']}" for r in rows("machines"))
     new = {"six": table(True), "recipes": table(False), "machines": machines, "cards": cards()}
+    new |= {task: controls.table(controls.kept(), task) for task in controls.STEPS}
     text = open(path, encoding="utf-8").read()
     return re.sub(r"(?s)(<!-- results: (\w+) -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{new[m[2]]}\n{m[3]}", text)
 

@@ -11,7 +11,7 @@ from system import settings
 def state_before(params, z, cfg, valid, start, length):
     """Predict a token from the state one place before it, and the first token of a text from its own (Dream)."""
     T = z.shape[1]
-    # A number stays a number: `kernels.recomputed` may read no array that it is not given.
+    # A number stays a number: `kernels.recomputed` (system/) may read no array that it is not given.
     larger = max if isinstance(start, int) else jnp.maximum
     first = larger(start - 1, 0)
     n = min(length + 1, T)
