@@ -4,7 +4,7 @@ config/llada_gsm8k_grpo.py, with a smaller LoRA and fewer completions at a time.
 
     python train.py config/a2d_gsm8k_grpo.py
     python train.py config/a2d_gsm8k_grpo.py --model=tiny      on a random model of its family: does the recipe run?
-    python train.py config/a2d_gsm8k_grpo.py --model=small   countdown, on a base trained first: does it learn?
+    python train.py config/a2d_gsm8k_grpo.py --model=small     countdown, on a base trained first: does it learn?
 
 Not run here on the real weights; the rate and the rank are guesses. --plan, compiled for each card and not run, says
 2.0 GB of the 6.0 that JAX takes on a card of 8 GB (1x4060), 2.7 on one of 16 GB (1xT4), 2.0 on one of 24 GB (1x4090):

@@ -22,6 +22,7 @@ import numpy as np
 
 
 def rates(*tried):
+    """Write learning rates as flags."""
     return [f"--learning_rate={rate}" for rate in tried]
 
 

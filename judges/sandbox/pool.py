@@ -283,7 +283,7 @@ class Pool:
     def ready(self):
         """Return a worker that has just been probed."""
         for _ in range(self.workers + 3):  # all that are idle may have been killed, and a busy machine is tried again
-            worker = self.free_worker() or self.spawn()
+            worker = self.take_idle() or self.spawn()
             try:
                 out = [x for x in worker.probe() if x not in self.limits.unsafe]
             except JudgeDied as e:
@@ -296,7 +296,7 @@ class Pool:
             raise RuntimeError(f"this machine does not contain: {', '.join(out)}. {ADVICE}{self.accepting(out)}")
         raise Broken("the sandbox does not work on this machine: see the errors above, or try a longer timeout")
 
-    def free_worker(self):
+    def take_idle(self):
         try:
             return self.idle.pop()
         except IndexError:
@@ -329,7 +329,7 @@ class Pool:
                 if not may_obey:
                     raise Broken(f"the sandbox failed three times in a row: {death}")
                 self.end_idle()
-            worker = self.free_worker() or self.ready()
+            worker = self.take_idle() or self.ready()
             try:
                 return worker.ask(job, shared)
             except JudgeDied as e:
