@@ -52,7 +52,8 @@ def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> 
         return jnp.concatenate([rows, jnp.repeat(mean[None], extra, 0)]).at[mask_id].set(mean)
 
     shapes = model.shapes(cfg)["blocks"][0]
-    biases = {name: jnp.zeros(shape) for name, shape in shapes.items() if name.endswith("_bias")}
-    blocks = [biases | w for w in params["blocks"]]
+    biases = {name: shape for name, shape in shapes.items() if name.endswith("_bias")}
+    # Each layer gets arrays of its own: an update gives all its memory away, and may do so only once for each array.
+    blocks = [{name: jnp.zeros(shape) for name, shape in biases.items()} | w for w in params["blocks"]]
     head = {} if cfg.tie_embeddings else {"head": with_mask(params["head"].T).T}
     return params | head | {"embed": with_mask(params["embed"]), "blocks": blocks}, cfg

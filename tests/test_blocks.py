@@ -291,13 +291,17 @@ def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, cap
     assert complete.main([str(tmp_path), "--prompt=123456789", f"--max_new_tokens={new}"]) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("switches, name", [(dict(qk_norm=True), "sdar"), (dict(qkv_bias=True), "Fast_dLLM_Qwen")])
+FROM_CAUSAL = [(dict(qk_norm=True), "sdar"), (dict(qkv_bias=True), "Fast_dLLM_Qwen"), ({}, "Fast_dLLM_Qwen")]
+
+
+@pytest.mark.parametrize("switches, name", FROM_CAUSAL)
 def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches, name, tmp_path):
     cfg = shared.changed(CFG, **dict(blocks=False, causal=True, shift=True, qk_norm=False) | switches)
     params, new = adapt(model.init(KEY, cfg), cfg, 4, shared.shape(**{"blocks.block": 4}))
     assert huggingface.family_of(new) == name and new.block == 4 and new.shift == (name != "sdar")
     close(params["embed"][4], model.init(KEY, cfg)["embed"].mean(0), 1e-6)
     assert np.isfinite(logits_of(params, X, new)).all()
+    jax.jit(lambda params: params, donate_argnums=0)(params)  # as an update does; one array in two places is an error
 
 
 @pytest.fixture(scope="module")
