@@ -294,16 +294,22 @@ TINY_RUN = ["--max_iters=2", "--eval_interval=2", "--eval_size=4", "--batch_size
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
-def run_command(options, recipe, name, cache, flags):
-    """Run the command of a recipe, as a person types it -> a Figure of its seconds, of each evaluation, a sample.
+def seconds_of_command(options, recipe, folder, cache, flags, **more):
+    """Run the command of a recipe, as a person types it -> seconds.
 
     cache: where compiled programs are kept"""
-    folder, begun = f"{options.folder}/{name}", time.perf_counter()
-    env = os.environ | {"XDG_CACHE_HOME": f"{options.folder}/{cache}"} | sized(options, QUICK, {})
+    begun = time.perf_counter()
+    env = os.environ | {"XDG_CACHE_HOME": f"{options.folder}/{cache}"} | sized(options, QUICK, {}) | more
     env.pop("JAX_PLATFORMS", None)  # the device that a person gets
     command = [sys.executable, "train.py", f"config/{recipe}.py", f"--out_dir={folder}", *flags]
     subprocess.run(command, check=True, env=env)
-    yield Figure(f"{name}, from the command to its end", time.perf_counter() - begun, "s")
+    return time.perf_counter() - begun
+
+
+def run_command(options, recipe, name, cache, flags):
+    """Run the command of a recipe -> a Figure of its seconds, of each evaluation, a sample."""
+    folder = f"{options.folder}/{name}"
+    yield Figure(f"{name}, from the command to its end", seconds_of_command(options, recipe, folder, cache, flags), "s")
     for row in runs.read_lines(f"{folder}/metrics.jsonl"):
         if "val/greedy" in row:
             yield Figure(f"{name}, step {row['step']}, greedy", row["val/greedy"],
@@ -312,20 +318,48 @@ def run_command(options, recipe, name, cache, flags):
     yield Figure(f"{name}, a sample", " ".join(str(sample["greedy"]).split())[:80])
 
 
+FIRST_TINY = [*TINY_RUN, "--keep_completions=4", "--base.n_layer=1", "--base.d_model=16", "--base.n_head=2",
+              *(f"--base.{flag[2:]}" for flag in TINY_RUN)]  # fmt: skip
+SMOLLM2_TINY = [*TINY_RUN, "--init_from=data/tiny/llama", "--dataset=data/tiny/gsm8k", "--max_prompt_len=300",
+                "--group_size=2", "--keep_completions=4"]  # fmt: skip
+
+
 def first(options):
     """the first command of the README, sudoku's base and GRPO: with an empty cache of compiled programs, and again"""
-    tiny = [*TINY_RUN, "--keep_completions=4", "--base.n_layer=1", "--base.d_model=16", "--base.n_head=2",
-            *(f"--base.{flag[2:]}" for flag in TINY_RUN)]  # fmt: skip
     for name in ("cold", "warm"):
-        flags = [f"--base.out_dir={options.folder}/{name}_base", *sized(options, tiny, [])]
+        flags = [f"--base.out_dir={options.folder}/{name}_base", *sized(options, FIRST_TINY, [])]
         yield from run_command(options, "sudoku_grpo", f"sudoku_grpo, {name}", "first", flags)
 
 
 def smollm2(options):
     """config/smollm2_grpo.py to its end, on real weights"""
-    tiny = [*TINY_RUN, "--init_from=data/tiny/llama", "--dataset=data/tiny/gsm8k", "--max_prompt_len=300",
-            "--group_size=2", "--keep_completions=4"]  # fmt: skip
-    yield from run_command(options, "smollm2_grpo", "smollm2_grpo", "cache", sized(options, tiny, []))
+    yield from run_command(options, "smollm2_grpo", "smollm2_grpo", "cache", sized(options, SMOLLM2_TINY, []))
+
+
+# What XLA_FLAGS may change of the search for the fastest programs, and of how many are compiled at a time.
+SEARCHES = {
+    "as XLA has it": "",
+    "no autotuning": "--xla_gpu_autotune_level=0",
+    "no products by Triton": "--xla_gpu_enable_triton_gemm=false",
+    "no fusions by cuDNN": "--xla_gpu_cudnn_gemm_fusion_level=0",
+    "one compiler for each core": f"--xla_gpu_force_compilation_parallelism={os.cpu_count()}",
+}
+
+
+def autotuning(options):
+    """a few iterations of a model of 0.25M parameters and of one of 135M, from an empty cache, by flags of XLA"""
+    begun = {"sudoku_grpo": ["--base.max_iters=100", "--base.stop_at=None", "--max_iters=5"],
+             "smollm2_grpo": ["--max_iters=5", "--eval_size=16"]}  # fmt: skip
+    tiny = {"sudoku_grpo": FIRST_TINY, "smollm2_grpo": SMOLLM2_TINY}
+    for recipe, flags in sized(options, tiny, begun).items():
+        for label, searched in [*SEARCHES.items()][:sized(options, 2, None)]:
+            name = f"{recipe}, {label}"
+            folder = f"{options.folder}/{name}"
+            base = [f"--base.out_dir={folder} base"] * (recipe == "sudoku_grpo")
+            asked = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *searched.split()])
+            seconds = seconds_of_command(options, recipe, folder, name, flags + base, XLA_FLAGS=asked)
+            steps = [row["step_time"] for row in runs.read_lines(f"{folder}/metrics.jsonl") if "step_time" in row]
+            yield Figure(name, seconds, "s", f"the first iteration {steps[0]:.3g} s, the fastest {min(steps):.3g}")
 
 
 def sudoku9(options):
@@ -684,6 +718,7 @@ PARTS = {
     "numbers": (numbers, BESIDE, 300), "ratios": (ratios, BESIDE, 300), "resume": (resume, BESIDE, 300),
     "first": (first, NO_JAX, 300), "step": (step, {}, 120), "sampling": (sampling, {}, 600),
     "iteration": (iteration, {}, 600), "smollm2": (smollm2, NO_JAX, 600), "sudoku9": (sudoku9, BESIDE, 600),
+    "autotuning": (autotuning, NO_JAX, 600),
     "step_torch": (step_torch, TORCH, 120), "sampling_torch": (sampling_torch, TORCH, 120),
 }  # fmt: skip
 TOGETHER = "numbers", "ratios", "resume"
