@@ -76,7 +76,7 @@ def help_text(everything: bool = False) -> str:
 
 def main() -> None:
     """Print the help that the command line asks for: of some keys, of all, or of those with a word in their names."""
-    found = [word.partition("=")[2] for word in sys.argv if word.startswith("--help=")]
+    found = re.findall(r"(?:--help|-h)[= ]([\w.]+)(?!\S)", " ".join(sys.argv))
     name = found[-1] if found else ""
     text = help_text(bool(name))
     if name not in ("", "all"):

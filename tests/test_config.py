@@ -483,9 +483,10 @@ def test_help_lists_the_keys_of_a_first_run_and_names_the_command_for_the_rest()
     ("logp_est", r"  --logp_est=coupled_elbo .*one_step, coupled.*\n"), ("clip_", r"(  --clip_(low|high)=0.2 .*\n){2}"),
     ("lora.r", r"  --lora.rank=.*\n"), ("kl_bta", "unknown config key 'kl_bta', did you mean 'kl_beta'.\n")])
 def test_help_of_a_name_prints_the_keys_that_have_it(name, said, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train.py", f"--help={name}"])
-    help.main()
-    assert re.fullmatch(said, capsys.readouterr().out)
+    for words in ([f"--help={name}"], ["config/sudoku.py", "--help", name, "--lr_schedule=cosine"]):
+        monkeypatch.setattr(sys, "argv", ["train.py", *words])
+        help.main()
+        assert re.fullmatch(said, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", ["run.yaml", "README.md", "nanogpt.py"])
@@ -495,7 +496,7 @@ def test_a_file_that_is_no_config_file_is_answered_with_what_one_is(name, tmp_pa
     assert ("is no Python file: " in said) == (name[-3:] != ".py") and said.endswith("as config/sudoku.py does")
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["config/sudoku.py", "-h"], ["--help=all"]])
+@pytest.mark.parametrize("argv", [["--help"], ["config/sudoku.py", "-h"], ["-h", "config/sudoku.py"], ["--help=all"]])
 def test_help_ignores_all_other_arguments(argv, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", *argv])
     with pytest.raises(SystemExit) as e:
