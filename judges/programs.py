@@ -15,9 +15,10 @@ import shutil
 from typing import Any, NamedTuple
 
 import rewards
-from judges import fences, formats, sandbox
+from judges import fences, formats
 from judges.fences import DEFINITIONS, MAX_SOURCE, PARTS, parse
-from judges.sandbox import Job, Verdict
+from judges.sandbox import pool
+from judges.sandbox.jobs import Job, Verdict, problem
 from judges.sandbox.languages import LANGUAGES, SYNTAX
 from rewards import Scores
 from system import sections
@@ -32,7 +33,7 @@ class Keys(sections.Section):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings of `sandbox.run`."""
+        """Return the settings of `pool.run`."""
         return {"timeout": self.timeout, "workers": self.workers, "unsafe": self.unsafe}
 
 
@@ -76,7 +77,7 @@ def check(rows: list[dict]) -> collections.Counter:
     )
     for i, row in enumerate(rows):
         if row.get("tests") and row.get("language") not in other:
-            if wrong := sandbox.problem(Job("", row["tests"], "", language_of(row.get("language")))):
+            if wrong := problem(Job("", row["tests"], "", language_of(row.get("language")))):
                 raise ValueError(f"row {i}: {wrong}")
     return other
 
@@ -331,12 +332,12 @@ def fenced(prompts, completions, language=None):
 
 
 # ---- what its tests say ----------------------------------------------------------------------------------------------
-settings: dict[str, Any] = {}  # of `sandbox.run`, for all rewards of this process
+settings: dict[str, Any] = {}  # of `pool.run`, for all rewards of this process
 
 
 def choose(**wanted: Any) -> None:
     """Choose the settings of the sandbox: timeout, workers, unsafe. ValueError if one of them is wrong."""
-    sandbox.run([], **wanted)
+    pool.run([], **wanted)
     settings.update(wanted)
 
 
@@ -350,7 +351,7 @@ def run(jobs: list[Job]) -> list[Verdict]:
         for key, job in zip(keys, jobs, strict=True)
         if job.code.strip() and job.tests and runs(job.language)
     }
-    verdicts = dict(zip(todo, sandbox.run(todo.values(), **settings) if todo else [], strict=True))
+    verdicts = dict(zip(todo, pool.run(todo.values(), **settings) if todo else [], strict=True))
     return [verdicts.get(key, NOT_RUN) for key in keys]
 
 

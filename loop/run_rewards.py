@@ -100,11 +100,12 @@ def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> tuple[dict, dict]:
     used = {rewards.split_settings(name)[0] for name in names}  # a user's function is a path, whatever its name
     tested = {"tests", "tests_all", "tests_fenced", "performance"} & used
     if tested or {"syntax", "fenced"} & used:
-        from judges import programs, sandbox
+        from judges import programs
+        from judges.sandbox import jobs, pool
 
         try:  # a machine without walls is refused before the run begins
             programs.choose(**programs.Keys.of(cfg).settings)
-            sandbox.run([sandbox.Job("", ["assert True"])] if tested else [], **programs.settings)
+            pool.run([jobs.Job("", ["assert True"])] if tested else [], **programs.settings)
             unknown = programs.check(rows) if tested else {}
         except (RuntimeError, ValueError) as e:
             raise ValueError(f"{cfg.dataset}: {e}") from None

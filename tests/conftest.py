@@ -64,6 +64,15 @@ def one_step_for_all_runs():
 
 
 @pytest.fixture(scope="module")
+def llada():
+    """A small model of LLaDA's code -> its params, its ModelConfig, what that code makes of it."""
+    from checkpoints import checkpoint
+
+    folder = "tests/fixtures/llada"
+    return *checkpoint.load(folder), np.load(f"{folder}/expected.npz")
+
+
+@pytest.fixture(scope="module")
 def browser():
     """Start a Chromium for the tests of a module, see browser.py."""
     from browser import Browser

@@ -66,6 +66,7 @@ def estimated_logp(params, x, views, cfg, valid=None, start=0, chunk=None):
 
 loss, view_logp, token_logp = map(compiled, (diffusion.loss, diffusion.view_logp, estimated_logp))
 likelihood, logits_of = map(compiled, (diffusion.likelihood, model.logits))
+init = jax.jit(model.init, static_argnames="cfg")
 views = jax.jit(diffusion.views, static_argnames=("name", "n", "cfg"))
 
 
@@ -82,6 +83,13 @@ def far(params, by):
     """Move all params, without compiling a program for each shape."""
     moved = lambda w: np.asarray(w) + np.float32(by) * np.asarray(jax.random.normal(jax.random.key(0), w.shape))
     return jax.tree.map(lambda w: jax.numpy.asarray(moved(w)), params)
+
+
+def sharp(cfg, seed, sure=25):
+    """Params whose distributions are far from uniform, and differ with the position and what stands around it."""
+    params = init(jax.random.key(seed), cfg)
+    blocks = [w | {"q": w["q"] * 3, "k": w["k"] * 3, "o": w["o"] * 8} for w in params["blocks"]]
+    return params | {"head": params["head"] * sure, "embed": params["embed"] * 8, "blocks": blocks}
 
 
 def random_torch(config):

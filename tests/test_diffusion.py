@@ -20,7 +20,6 @@ from shared import estimated_logp, noise_of, slow
 import data
 import diffusion
 import model
-from checkpoints import checkpoint
 from system import kernels
 from variants import estimators
 
@@ -107,12 +106,6 @@ def test_a_row_without_maskable_tokens_adds_nothing():
 
 
 # ---- the original's numbers ----
-@pytest.fixture(scope="module")
-def llada():
-    folder = "tests/fixtures/llada"
-    return *checkpoint.load(folder), np.load(f"{folder}/expected.npz")
-
-
 def test_training_losses_equal_lladas(llada):
     params, cfg, e = llada
     t = e["train_pmask"][:, None]

@@ -23,14 +23,7 @@ MASK = 39
 
 def random_torch(kind, **shape):
     """A model of transformers, far from its initialization, where attention is almost even and biases are 0."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **SHAPE | shape)
-    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for p in theirs.parameters():
-            p += 0.2 * torch.randn_like(p)
-    return theirs
+    return shared.random_torch(pytest.importorskip("transformers").AutoConfig.for_model(kind, **SHAPE | shape))
 
 
 def torch_logits(theirs, z, seen):

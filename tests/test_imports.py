@@ -68,7 +68,9 @@ def of(folder, names):
 
 
 def test_no_import_leads_back():
-    graphlib.TopologicalSorter(OURS).prepare()
+    """Nor by a package, whose own file runs before each of its modules."""
+    packages = {name: {other.rpartition("/")[0] for other in found} & FILES.keys() for name, found in OURS.items()}
+    graphlib.TopologicalSorter({name: found | packages[name] - {"data"} for name, found in OURS.items()}).prepare()
 
 
 def test_few_packages_are_needed():

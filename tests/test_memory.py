@@ -30,7 +30,6 @@ def array(cfg, kind):
     return jax.ShapeDtypeStruct((cfg.batch_size * (cfg.group_size if cfg.objective == "grpo" else 1), 64), kind)
 
 
-# XLA counts the body of a loop once, so the model has few blocks
 def counted(f, *arguments):
     return jax.jit(f).lower(*arguments).compile().cost_analysis()["flops"]
 

@@ -307,13 +307,6 @@ def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monke
             assert fused(low) == known
 
 
-def test_recomputing_blocks_changes_no_gradient():
-    params = model.init(KEY, DENOISER)
-    gradient = lambda cfg: jax.jit(jax.grad(lambda p: jnp.mean(model.logits(p, TOKENS, cfg)[..., :30] ** 2)))(params)
-    again = gradient(dataclasses.replace(DENOISER, remat=True))
-    jax.tree.map(lambda a, b: close(a, b, 1e-6), gradient(DENOISER), again)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [9, 13, 28])
 def test_a_deep_model_does_not_copy_its_weights(depth):
@@ -400,10 +393,7 @@ def test_bfloat16_is_close_and_its_logits_are_float32():
     close(but_mask(low, 39), but_mask(model.logits(params, TOKENS, DENOISER), 39), 0.02)
 
 
-# ---- judges ----
 # ---- a cache of keys and values ----
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2"])
 def test_greedy_completions_are_those_of_transformers_generate(name, tmp_path):

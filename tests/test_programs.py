@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rewards
-from judges import programs, sandbox
+from judges import programs
+from judges.sandbox import pool
+from judges.sandbox.jobs import Verdict
 
 BODY = "def add(a, b):\n    \"\"\"Return the sum.\"\"\"\n    return "
 CHAT = "Write a function add."
@@ -288,8 +290,8 @@ def test_equal_programs_run_once(monkeypatch):
 
     def count(jobs, **_):
         seen.extend(jobs)
-        return [sandbox.Verdict([True]) for _ in jobs]
-    monkeypatch.setattr(sandbox, "run", count)
+        return [Verdict([True]) for _ in jobs]
+    monkeypatch.setattr(pool, "run", count)
     assert programs.tests([BODY] * 5, ["a", "b", "a", "", "a"], [["assert 1"]] * 5) == [1, 1, 1, 0, 1]
     assert len(seen) == 2
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import config
 import rewards
-from judges import sandbox
+from judges.sandbox import pool
 from loop import run_rewards
 from rewards import REWARDS, combine, resolve, summary
 from tools import score
@@ -506,7 +506,7 @@ def test_a_reward_that_returns_something_odd_is_answered_in_a_sentence(scores, s
 
 def test_a_users_reward_with_the_name_of_one_of_code_starts_no_sandbox(tmp_path, monkeypatch):
     (tmp_path / "my.py").write_text("def tests(completions):\n    return [1.0] * len(completions)\n")
-    monkeypatch.setattr(sandbox, "run", lambda *_, **__: pytest.fail("a sandbox was started"))
+    monkeypatch.setattr(pool, "run", lambda *_, **__: pytest.fail("a sandbox was started"))
     cfg = config.Config(rewards=(f"{tmp_path}/my.py:tests",))
     assert [*run_rewards.reward_functions(cfg, None, [{"prompt": "a"}])[0]] == ["tests"]
 

@@ -446,14 +446,11 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"top_k": 1}, "top_k=1: all completions of a group would be equal"),
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
     ({"loss_type": "wd1"}, "ratio_level='none'"),
-    ({"logp_est": "exact", "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "not causal"),
     ({"group_size": 10**9}, "this run cannot fit: "),
     ({"group_size": 10**9, "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "cannot fit: "),
     ({"rewards": ("judge",)}, "judge_from"),
     ({"rewards": ("keywords",)}, "needs the column 'keywords'; there are"),
-    ({"rewards": ("exact",), "judge_from": "BASE"}, "is for the reward 'judge'"),
     ({"rewards": ("judge",), "judge_from": "BASE"}, "is not a judge"),
-    ({"reward_weights": (1.0, 2.0)}, "2 numbers for 1 rewards"),
     ({"max_prompt_len": 1}, "max_new_tokens=4: 80 left out: prompt longer than 1 tokens (the longest has 2)"),
     ({"logp_est": "coupled", "masked_prompt.share": 0.15}, "masked_prompt.share=0.15 changes nothing here"),
     ({"mask_ratio_min": 0.1}, "mask_ratio_min=0.1 changes nothing here, it is for fill_in=True or logp_est='coupled'"),
@@ -471,12 +468,12 @@ def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes,
 
 
 def test_a_machine_that_contains_nothing_is_refused_before_the_first_rollout(tiny, tmp_path, monkeypatch):
-    from judges import sandbox
+    from judges.sandbox import pool
 
     def nothing_holds(jobs, **_):
         raise RuntimeError("this machine does not contain: network")
 
-    monkeypatch.setattr(sandbox, "run", nothing_holds)
+    monkeypatch.setattr(pool, "run", nothing_holds)
     row = json.dumps({"prompt": "12", "completion": "21", "tests": ["assert True"]}) + "\n"
     (tmp_path / "rows.jsonl").write_text(row * 30)
     with pytest.raises(ValueError, match="does not contain: network"):

@@ -14,46 +14,25 @@ import pytest
 import shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared import byte_model, slow
+from shared import byte_model, sharp, slow
 
 import data
 import diffusion
 import model
 import sample
-from checkpoints import checkpoint, huggingface
+from checkpoints import huggingface
 from sample import Plan, generate, row_keys
 from system import kernels, sharding, terminal
 from system.filters import nucleus
 from tools import complete
 from variants import caches, repetition_penalty, rules  # noqa: F401
 
-FIXTURE = "tests/fixtures/llada"
 V, EOS, MASK = 6, 4, 5
 TINY = model.ModelConfig(vocab_size=V, n_layer=1, n_head=2, d_model=16, rope_theta=3.0, mask_id=MASK, eos_id=EOS,
                          pad_id=EOS)  # fmt: skip
 KEY = jax.random.key(0)
-
-
-init = jax.jit(model.init, static_argnames="cfg")
-
-
-def sharp(cfg, seed):
-    """Params whose distributions are far from uniform, and differ with the position and what stands around it."""
-    params = init(jax.random.key(seed), cfg)
-    blocks = [w | {"q": w["q"] * 3, "k": w["k"] * 3, "o": w["o"] * 8} for w in params["blocks"]]
-    return params | {"head": params["head"] * 25, "embed": params["embed"] * 8, "blocks": blocks}
-
-
 PARAMS = sharp(TINY, 9)
 logits = jax.jit(model.logits, static_argnames=("cfg", "length"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles():
-    """Each plan is compiled by itself, and these are small: 0.9 instead of 2.8 s."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def holes(*rows):
@@ -70,11 +49,6 @@ def check_filled(z, x, trace):
 
 
 # ---- LLaDA, to the token ----
-@pytest.fixture(scope="module")
-def llada():
-    return *checkpoint.load(FIXTURE), np.load(f"{FIXTURE}/expected.npz")
-
-
 SETTINGS = {
     "s32_b32": Plan(steps=32, block_len=32), "s16_b32": Plan(steps=16, block_len=32), "s32_b8": Plan(block_len=8),
     "s16_b8": Plan(steps=16, block_len=8), "s12_b8": Plan(steps=12, block_len=8),

@@ -22,8 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from judges import programs
-from judges.sandbox import Job, languages
+from judges.sandbox import languages
 from judges.sandbox import pool as module
+from judges.sandbox.jobs import Job
 from judges.sandbox.pool import Pool
 from judges.sandbox.tests.plain import only_plain
 from tests import honest
@@ -186,6 +187,45 @@ def {}():
         except ImportError: pass
     return names"""
 STOPS = "class S(StopIteration): pass\ndef f(x): raise StopIteration\ndef g(x): raise StopAsyncIteration\ndef s(x): raise S"
+COUNTED = """
+import gc
+peer = next(x for x in gc.get_objects() if type(x).__name__ == 'Peer' and 'names' in x.ops)
+log, asked, look_up = [], [], peer.ops['getattr']
+peer.ops['getattr'] = lambda *a: asked.append(a) or look_up(*a)
+def questions(): return len(asked)
+def told():
+    seen, log[:] = ' '.join(log), []
+    return seen
+class S:
+    kind = int
+    free = staticmethod(lambda x: x + 1)
+    def __init__(self, call=None): self.call, self.n = call, 0
+    def __getattr__(self, name):
+        if name == 'missing': raise AttributeError(name)
+        log.append(name)
+        return lambda x: (name, x)
+    @property
+    def made(self):
+        log.append('made')
+        return self.push
+    def push(self, x):
+        log.append(f'push {x}')
+        self.n += 1
+        return self.n
+    def swap(self):
+        self.push = lambda x: 'swapped'
+        return 1
+    def sort(self, xs): xs.sort()
+    def stop(self): raise StopIteration
+    def same(self): return self"""
+METHODS = [
+    "s = S()\nfor i in range(9): assert s.push(i * 2) == i + 1\nassert s.same().same().push(x=1) == 10 and questions() == 0",
+    "told()\ns = S()\nassert s.made(s.other(3)) == 1 and told() == 'made other push (\\'other\\', 3)'", "s = S()\nassert s.push(s.swap()) == 1 and s.push(1) == 'swapped'",
+    "told()\ns = S()\nassert s.any(2) == ('any', 2) and told() == 'any'", "s = S()\npush = s.push\ns.swap()\nassert push(1) == 1 and callable(push) and hasattr(s, 'push')",
+    "s, seen = S(), []\ntry: s.missing(seen.append(1))\nexcept AttributeError: pass\nelse: assert 0\nassert not hasattr(s, 'missing')",
+    "told()\ns = S()\ntry: s.push(1 / 0)\nexcept ZeroDivisionError: pass\nassert told() == '' and s.push(2) == 1", "s, xs = S(), [2, 1]\ns.sort(xs)\nassert xs == [1, 2]",
+    "xs = []\ns = S(xs.append)\nhere = [1]\ns.call(here)\nassert xs[0] is here", "s = S()\nassert s.kind('3') == 3 and s.free(2) == 3",
+    "s = S()\ntry: s.stop()\nexcept RuntimeError: pass\nelse: assert 0"]
 OWN_FILE = """
 import os, tempfile
 with tempfile.NamedTemporaryFile('w+') as f:
@@ -228,6 +268,7 @@ SCORED = {  # code, tests, entry, what passes; and where not everything does, wo
     "no answer is asked which number it is": (
         LIAR, ["from fractions import Fraction\nassert Fraction(3) == f()", "from decimal import Decimal\nassert Decimal(3) == f()",
                "from numbers import Number\nassert isinstance(f(), Number)"], "", [0, 0, 0]),
+    "a method is looked up before its arguments, and once": (COUNTED, METHODS, "", [1] * len(METHODS)),
     "a seed of the candidate is its own": (
         "import random\ndef f(): random.seed(1); return random.random()",
         ["import random\nrandom.seed(5)\na = random.random()\nrandom.seed(5)\nf()\nassert random.random() == a"], "", [1]),
@@ -290,13 +331,6 @@ def test_errors_are_one_short_line_of_ascii(box):
     for code in ("def f(): raise ValueError('é\\n' * 999 + '\\ud800')", "é = 1 +", "raise ValueError('x\\ny' * 500)", "raise ValueError('\\x1b[2J')"):
         error = one(box, code, ["f()"]).error
         assert 0 < len(error) <= 300 and error.isascii() and error.isprintable()
-
-
-def test_a_test_that_loops_costs_its_time_and_no_more(brief):
-    start = time.time()
-    verdict = one(brief, "def f(): return 10 ** 18", ["assert sum(range(f())) == 0", "assert f()"])
-    assert verdict.passed == [False, False] and "out of time" in verdict.error and time.time() - start < 20
-    assert one(brief, ADD, RIGHT).passed == [True, True]
 
 
 def test_a_program_that_fails_says_why(box, brief):
@@ -1035,16 +1069,6 @@ def test_as_a_program_it_says_what_holds():
     assert done.returncode == 0 and done.stderr == ""
     assert [lines[x] for x in module.HOLDS] == ["contained"] * len(module.HOLDS)
     assert set(lines) >= {"python", "c", "c++", "java"}
-
-
-def test_a_process_with_threads_can_use_it(box):
-    stop = threading.Event()
-    threads = [threading.Thread(target=stop.wait) for _ in range(20)]
-    for t in threads:
-        t.start()
-    with Pool(workers=3) as mine:
-        assert [v.passed for v in mine.run([(ADD, RIGHT, "add")] * 9)] == [[True, True]] * 9
-    stop.set()
 
 
 FOLDERS = "/usr/bin", "/usr/local/bin", os.path.expanduser("~/.pyenv/versions/*/bin")

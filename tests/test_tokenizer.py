@@ -219,15 +219,6 @@ def test_2000_texts_have_the_same_ids_from_vocab_and_merges_files(style, tmp_pat
     assert [t for t in two_thousand(added) if tok.encode(t, specials=True) != encode(t)] == []
 
 
-def test_2000_texts_have_the_same_ids_from_a_tiktoken_file(tmp_path):
-    texts = two_thousand()
-    (tmp_path / "x.tiktoken").write_text(learn.ranks_text(learn.train(texts[::4], 600)))
-    tok = data.open_tokenizer(tmp_path)
-    tok.save(tmp_path)
-    encode = huggingface(tmp_path)
-    assert [t for t in texts if tok.encode(t) != encode(t)] == []
-
-
 @pytest.mark.parametrize("seed, normalizer", [(0, None), (1, {"type": "NFC"})])
 def test_ids_need_not_be_in_the_order_of_the_merges(tmp_path, seed, normalizer):
     """Shuffled ids, merges as strings, GPT-2's pattern inside ByteLevel: the same ids as Hugging Face's."""
@@ -464,6 +455,3 @@ def test_the_content_of_a_tokenizer_json_is_the_packages(pattern, nfc):
         single=["<s>", "<t>", "$A"], pair=["<s>", "<t>", "$A", "<s>", "<t>", "$B:1"],
         special_tokens=[("<s>", 1), ("<t>", 2)])  # fmt: skip
     assert byte_merges.bos_processor(("<s>", "<t>"), [1, 2]) == json.loads(engine.to_str())["post_processor"]
-
-
-# ---- what is written without the package is what the package writes ----

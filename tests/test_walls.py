@@ -69,25 +69,6 @@ def test_the_filter_allows_what_is_listed_and_nothing_else(monkeypatch, machine,
     assert {says(openat, 0, 0, flag) for flag in (1, 2, 0o100, 0o1000, 0x400000)} == {"EPERM"}
 
 
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-@pytest.mark.parametrize("more", ["", walls.JUDGE])
-@pytest.mark.parametrize("may_write", [True, False])
-def test_what_a_parent_may_and_a_short_filter_allows_is_what_the_long_one_does(monkeypatch, machine, may_write, more):
-    monkeypatch.setattr(os, "uname", lambda: type("U", (), {"machine": machine}))
-    column, name = walls.MACHINES[machine]
-    whole, parents = (walls.seccomp_filter(*asked)[1].raw for asked in ((may_write, more), (True, more + walls.FORKS)))
-    short = walls.last_filter(may_write, more)[1].raw
-    arguments = [(0, 0, 0, 0, 0), (1, 1), (1, 2, 1), (3, 0, 1), (0x10000,), (17,), (22, 2), (15,), (3, 8), (3, 0, 9, 1)]
-    arguments += [(0, 1), (0, 0, 1)]
-    for number in (*range(600), 1 << 30, (1 << 30) + 56):
-        for args in arguments:
-            long, child, parent = (filter_says(steps, number, name, args) for steps in (whole, short, parents))
-            assert {long} == ({parent, child} - {"allow"} or {"allow"}), (number, args)
-    (kill,) = (int(row.split(":")[column]) for row in walls.FORKS.split() if row.startswith("kill"))
-    assert filter_says(parents, kill, name) == "allow" and filter_says(short, kill, name) == "EPERM"
-    assert len(short) < len(whole) / 4 and filter_says(parents, 0, 0x40000003) == "kill"
-
-
 @pytest.mark.parametrize("column, header, pattern", [
     (1, "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", r"__NR_(\w+) (\d+)"),
     (2, "/usr/include/asm-generic/unistd.h", r"__NR(?:3264)?_(\w+) (\d+)")])  # fmt: skip

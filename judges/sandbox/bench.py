@@ -120,7 +120,8 @@ def serve(message, trainer, lines, limits):
         allow_seconds(limits.timeout * job.turns(), shared)
         trial = Trial(lines, job, limits)
         verdict = score(trial)
-        again = shared and not trial.met_objects() and peak_memory() < size + LEFT_OVER
+        plain = not (trial.candidate and trial.candidate.objects)  # plain data, and the function of the tests
+        again = shared and plain and peak_memory() < size + LEFT_OVER
         trainer.send([verdict, again])
         if again:
             message = trainer.receive()

@@ -90,6 +90,11 @@ class Served:
         else:
             del self._globals[name]
 
+    def call_method(self, x, name, /, *args, **named):
+        """Call a method -> [True, its result]. [False, the attribute] if it is no method: the test calls what it is."""
+        found = getattr(x, name)
+        return [True, found(*args, **named)] if type(found) is types.MethodType else [False, found]
+
     def plain(self, x):
         """Return the contents of an object whose class extends a plain type, as that type."""
         kind = KINDS[TAGS[base_of(type(x))]]

@@ -111,10 +111,6 @@ class Trial:
         for pid in list(self.running):
             self.stop(pid)
 
-    def met_objects(self):
-        """True if anything but plain data and the function of the tests has come from the candidate."""
-        return bool(self.candidate and self.candidate.objects)
-
     def why_ended(self, *stopped):
         """Return why the warden has ended what runs, or one of the pids that were stopped since; or ""."""
         return self.ask_warden("why", [*self.running, *stopped])

@@ -9,7 +9,7 @@ Four things, each of which the kernel enforces and no process can take back:
 * resource limits: memory, CPU time, descriptors, file sizes, threads.
 
 Not contained: bugs of the kernel, side channels, and the existence, size and time of files (stat). Whether the walls
-stand is not believed, but tried before use: see sandbox.py.
+stand is not believed, but tried before use: see pool.py.
 
 This module and all that a zygote imports stay away from subprocess, tempfile and concurrent.futures: these load
 threading, whose fork hooks would double the cost of every candidate.
@@ -36,7 +36,7 @@ class Limits(NamedTuple):
 
     timeout: float  # CPU seconds of a completion
     memory: int  # bytes
-    unsafe: list  # what need not be contained, see sandbox.HOLDS
+    unsafe: list  # what need not be contained, see pool.HOLDS
     libraries: list  # paths that candidates read
     closed: list  # folders that stay closed although they lie where programs of other languages read: packages
     wall: float = 40  # seconds of wall-clock time per second of CPU
@@ -155,14 +155,6 @@ def with_rules(rules):
     return sum(([equal(n, 0, len(rule)), *rule] for n, rule in known.items()), [])
 
 
-def last_filter(may_write: bool, more: str = "") -> tuple:
-    """Make the short program for a process whose parent runs under that of `more + FORKS`: it takes away what the
-    parent has beyond `more`. Both decide, and the kernel takes a third of the time to read this one."""
-    refused = dict.fromkeys([*FORKS.split(), *([] if more == JUDGE else MESSAGES)], [FAIL])
-    rules = refused | ONE_PROCESS | ({} if may_write else READ_ONLY)
-    return in_memory([load(0), *with_rules(rules), ALLOW])
-
-
 def seccomp_filter(may_write: bool, more: str = "") -> tuple:
     """Make a program that decides on every system call -> its address for the kernel, the memory that holds it.
 
@@ -266,7 +258,7 @@ def lock(rules: dict, more: str = "", unsafe: list | tuple = (), forks: bool = F
     (None: there is no seccomp here).
 
     more: the system calls that are allowed beside ALLOWED; forks: this process forks those that shut the last wall, and
-    gives up most system calls for them. OSError if that fails"""
+    gives up most system calls, too. OSError if that fails"""
     if not LINUX:
         return None
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
@@ -276,10 +268,9 @@ def lock(rules: dict, more: str = "", unsafe: list | tuple = (), forks: bool = F
     if os.uname().machine not in MACHINES or libc.prctl(21, 0, 0, 0, 0) < 0:  # PR_GET_SECCOMP: the kernel has none
         return None
     may_write = landlocked or "write" in unsafe and more in (JUDGE, RUNTIMES + COMPILERS)
-    if not forks:
-        return seccomp_filter(may_write, more)
-    add_filter(seccomp_filter(True, more + FORKS))
-    return last_filter(may_write, more)
+    if forks:
+        add_filter(seccomp_filter(True, more + FORKS))
+    return seccomp_filter(may_write, more)
 
 
 def add_filter(wall):

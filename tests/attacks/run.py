@@ -39,14 +39,15 @@ def host(timeout, read, write):
     for fd in (read, write):
         os.set_inheritable(fd, False)
     sys.path.insert(0, ROOT)
-    from judges import sandbox
+    from judges.sandbox.jobs import Job
+    from judges.sandbox.pool import run
     print("ready", file=replies, flush=True)
     for line in jobs:
         job, start = json.loads(line), time.perf_counter()
         try:
-            asked = sandbox.Job(job["code"], job["tests"], job["entry"], job["language"])
-            neighbour = sandbox.Job("def add(a, b): return a + b", ["assert add(1, 2) == 3", "assert add(1, 2) == 4"], "add")
-            before, verdict, after = sandbox.run([neighbour, asked, neighbour], timeout=timeout, workers=1)  # one judge, if all are plain
+            asked = Job(job["code"], job["tests"], job["entry"], job["language"])
+            neighbour = Job("def add(a, b): return a + b", ["assert add(1, 2) == 3", "assert add(1, 2) == 4"], "add")
+            before, verdict, after = run([neighbour, asked, neighbour], timeout=timeout, workers=1)  # one judge, if all are plain
             reply = {"reward": sum(verdict.passed) / len(verdict.passed)}
             if [before.passed, after.passed] != [[True, False]] * 2:
                 reply = {"error": f"its neighbours got {before} and {after}"}

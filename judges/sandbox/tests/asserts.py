@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from judges.sandbox.tests import small_pytest
 from judges.sandbox.wire.operations import finish
-from judges.sandbox.wire.stubs import MADE, Remote, foreign
+from judges.sandbox.wire.stubs import MADE, Method, Remote, foreign
 from judges.sandbox.wire.values import NAMES
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -56,7 +56,6 @@ def parse(source: str, entry: str) -> Test:
     if "type" not in stored:
         ask_for_types(nodes)
     return Test(
-        code=compile(tree, "<test>", "exec", dont_inherit=True),
         wanted=wanted,
         early=wanted & names_in_classes(nodes),
         modules=modules,
@@ -65,6 +64,7 @@ def parse(source: str, entry: str) -> Test:
         used=loaded | {n.attr for n in attributes},
         exits="SystemExit" in read,
         taken=bound_names(nodes) | modules | names_of_builtins - {entry},
+        code=compile(ask_for_methods(nodes), "<test>", "exec", dont_inherit=True),  # the last, as it changes the nodes
     )
 
 
@@ -101,6 +101,22 @@ def ask_for_types(nodes):
     for n in nodes:
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "type" and len(n.args) == 1:
             n.func.id = "__type__"
+
+
+def ask_for_methods(nodes):
+    """Replace x.name(...) by method_of(x, "name")(...), except on safe lines -> the tree."""
+    safe = safe_lines(nodes)
+    for n in nodes:
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.lineno not in safe:
+            x, name = n.func.value, n.func.attr
+            if name[0] != "_":
+                n.func = ast.Call(ast.Name("__method__", ast.Load()), [x, ast.Constant(name)], [])
+    return ast.fix_missing_locations(nodes[0])
+
+
+def method_of(x, name):
+    """Return the method `name` of x, which the test calls as soon as it has the arguments."""
+    return Method(x, name) if type(x) is Remote else getattr(x, name)
 
 
 def type_of(x):
@@ -141,7 +157,7 @@ class Names(dict):
     later tests of the same completion."""
 
     def __init__(self, peer, test, entry, functions):
-        super().__init__(functions, __name__="test", __type__=type_of)
+        super().__init__(functions, __name__="test", __type__=type_of, __method__=method_of)
         self.peer, self.wanted, self.safe, self.entry, self.functions = peer, test.wanted, test.safe, entry, functions
 
     def __missing__(self, name):

@@ -43,10 +43,6 @@ def leave(x, error):
     return method(x, "__exit__")(error and type(error), error, None)
 
 
-def deepcopy(x, memo):
-    return copy.deepcopy(x)
-
-
 def instancecheck(kind, x):
     return isinstance(x, kind)
 
@@ -62,7 +58,8 @@ def library(module: str, name: str, *args, **named) -> Any:
 
 # ALONE: operators on one object. AS_NUMBER: what it is as a number. PAIRS: operators on two objects.
 ALONE = from_module(builtins, "getattr setattr delattr iter aiter next len str repr bool hash abs format dir reversed")
-ALONE |= dunders("neg pos invert getitem setitem delitem") | {"enter": enter, "copy": copy.copy, "deepcopy": deepcopy}
+ALONE |= dunders("neg pos invert getitem setitem delitem") | {"enter": enter}
+ALONE |= {"copy": copy.copy, "deepcopy": copy.deepcopy}
 ALONE |= {"instancecheck": instancecheck, "subclasscheck": subclasscheck}
 AS_NUMBER = from_module(builtins, "int float complex round") | dunders("index")
 ORDER = "eq ne lt le gt ge".split()
@@ -93,15 +90,7 @@ def finish_next(x):
     return finish(type(x).__anext__(x))
 
 
-def finish_enter(x):
-    return finish(method(x, "__aenter__")())
-
-
-def finish_leave(x, error):
-    return finish(method(x, "__aexit__")(error and type(error), error, None))
-
-
-FINISH = {"await": finish, "anext": finish_next, "aenter": finish_enter, "aexit": finish_leave}
+FINISH = {"await": finish, "anext": finish_next}
 
 # ---- what the judge serves -------------------------------------------------------------------------------------------
 HOLD_DATA = set(

@@ -22,7 +22,7 @@ from typing import Any
 
 from judges.sandbox.wire.channel import Channel, Dead
 from judges.sandbox.wire.operations import JUDGE_OPS, test_made
-from judges.sandbox.wire.stubs import ANSWER, LIKES, MADE, Remote, Waiting, awaited, error_kind, foreign, like
+from judges.sandbox.wire.stubs import ANSWER, LIKES, MADE, Method, Remote, Waiting, awaited, error_kind, foreign, like
 from judges.sandbox.wire.values import KINDS, MUTABLE, NAMED, NAMES, TAGS, TEXTS, base_of, refill
 
 RUNNERS = {"unittest", "doctest", "bdb", "test"}  # their exceptions say what becomes of a test: SkipTest
@@ -217,6 +217,7 @@ class Peer(Packer, Channel):
         self.given: dict[str, Any] = {}  # the globals of a test that has classes of the prompt
         self.exits = False  # True: a call may end in SystemExit
         self.one_caller = _thread.RLock()  # a test may have threads
+        self.awaits_call: Method | None = None  # which is looked up at the latest before the next question
 
     def ask(self, op: str, *args: Any) -> Any:
         return self.call(op, args, {})
@@ -226,6 +227,7 @@ class Peer(Packer, Channel):
         with self.one_caller:
             if self.dead:
                 raise Dead(self.dead)
+            self.look_up_method()
             self.calls += what != "plain"
             self.send([what, self.pack(list(args)), self.pack_named(named)])
             while True:
@@ -242,6 +244,12 @@ class Peer(Packer, Channel):
                     self.die(f"bad answer: {type(e).__name__}: {e}")
                 self.serve(message)
             raise error
+
+    def look_up_method(self):
+        """Look up the method that awaits its call, if there is one, because something else is asked first."""
+        waiting, self.awaits_call = self.awaits_call, None
+        if waiting:
+            waiting.look_up()
 
     def change(self, args, named, changes):
         """Make the changes to our arguments that the called function has made to its copies."""

@@ -105,12 +105,6 @@ class Remote:
     def __exit__(self, kind, error, trace):
         return self._peer.ask("exit", self, error) and may_swallow(error, trace)
 
-    async def __aexit__(self, kind, error, trace):
-        return self._peer.ask("aexit", self, error) and may_swallow(error, trace)
-
-    async def __aenter__(self):
-        return self._peer.ask("aenter", self)
-
     async def __anext__(self):
         return self._peer.ask("anext", self)
 
@@ -125,6 +119,32 @@ class Remote:
         return kind if foreign(kind) or kind in TYPES.values() else Remote
 
     __dict__, __doc__, __module__ = map(attribute, ("__dict__", "__doc__", "__module__"))
+
+
+class Method:
+    """A method of a stub that a test is about to call. One question looks it up and calls it, unless its arguments ask
+    something first: then it is looked up before that, as always in Python."""
+
+    def __init__(self, stub, name):
+        self.stub, self.name, self.peer, self.error = stub, name, stub._peer, None
+        self.peer.look_up_method()
+        self.peer.awaits_call = self
+
+    def look_up(self):
+        try:
+            self.found = getattr(self.stub, self.name)
+        except Exception as e:
+            self.error = e
+
+    def __call__(self, *args, **named):
+        if self.peer.awaits_call is self:
+            self.peer.awaits_call = None
+            called, self.found = self.peer.call("call_method", (self.stub, self.name, *args), named)
+            if called is True:
+                return self.found
+        if self.error:
+            raise self.error
+        return self.found(*args, **named)
 
 
 class Waiting(Remote):
