@@ -28,16 +28,7 @@ import model
 import rewards
 import rl
 from checkpoints import checkpoint
-from data.texts import (
-    check_completions,
-    encode_split,
-    end_at_eos,
-    eval_subset,
-    given_masks,
-    masked_rows,
-    prompt_sampler,
-    rows_of_steps,
-)
+from data.texts import encode_split, eval_texts, prompt_sampler, rows_of_steps, texts_to_learn
 from loop import evaluation, rollout_log, runs, setup
 from loop.start import announce
 from rl import State, Task
@@ -80,11 +71,9 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
 def tune(cfg, tok, start) -> Task:
     """Make the task of GRPO on the prompts of the rows, or on masks in their completions."""
     train = encode_split(cfg, tok, "train", with_completions=cfg.fill_in)
-    shown = eval_subset(encode_split(cfg, tok, "val", with_completions=cfg.fill_in), cfg)
+    shown = eval_texts(cfg, tok, with_completions=cfg.fill_in)
     reward_fns, more = evaluation.reward_functions(cfg, tok, train.rows + shown.rows)
     draw = prompt_sampler(cfg, tok, train)
-    if cfg.fill_in:
-        shown = masked_rows(shown, cfg, tok)
 
     def iterate(policy, key, update, old_logp_of=None):
         return iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of)
@@ -100,22 +89,17 @@ def tune(cfg, tok, start) -> Task:
 
 def pretrain(cfg, tok, start) -> Task:
     """Make the task of masked diffusion on completions (of a causal model: of next tokens), with or without prompts."""
-    train, shown = encode_split(cfg, tok, "train"), eval_subset(encode_split(cfg, tok, "val"), cfg)
-    check_completions(cfg, train.rows)
-    if cfg.fill_in:  # learn what the masks of the rows hide or, where rows have none, any token
-        train = given_masks(train, cfg, tok) or train
-        shown = masked_rows(shown, cfg, tok)
+    train, shown = texts_to_learn(cfg, tok), eval_texts(cfg, tok)
     fns, more, asked = evaluation.rewards_of_pretraining(cfg, tok, shown)
     noise = rl.noise(cfg)
     allowed = rows_of_steps(train.rows, cfg)
-    learnt = end_at_eos(train, tok) if cfg.model.causal else train
 
     def init(key):
         return start or model.init(key, cfg.model)
 
     def iterate(state, key, update):
         size, rows = cfg.batch_size // config.copies(cfg), allowed(state.step)
-        update(noise(key, learnt.arrays(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])))
+        update(noise(key, train.arrays(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])))
         return {}
 
     def evaluate(state, key):

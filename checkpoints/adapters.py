@@ -166,11 +166,19 @@ def as_numbers(params: dict, dtype: str) -> dict:
     return params | {"blocks": [of_layer(layer) for layer in params["blocks"]]}
 
 
+def pack_as_trained(trained: dict[str, Any], bits: int | None = None) -> Callable | None:
+    """Return what stores a frozen base in few bits, by default in those beside which a run trained its model, see
+    Section.pack; None: it was numbers. trained: the config of that run"""
+    bits = bits or trained.get("quantized.bits")
+    variant = sections.section_class("quantized", "Keys") if bits else None
+    return variant(bits=bits).pack if variant else None  # type: ignore[call-arg]
+
+
 def load_merged(
     folder: str,
     dtype: str | None,
     find_base: Callable[[str], str],
-    pack_of: Callable[[str], Callable | None],
+    read_run: Callable[[str], dict],
     open_as: str | None = None,
     pack: Callable | None = None,
     above: tuple = (),
@@ -180,7 +188,8 @@ def load_merged(
 
     dtype, open_as, pack: of the base, as `huggingface.load_folder` takes them
     find_base: finds the folder of the base from the path that adapters give
-    pack_of: finds how the base was stored beside which a run trained a folder of adapters: they belong to no other base
+    read_run: reads run.json, which says how the base was stored beside which a run trained a folder of adapters: they
+        belong to no other base
     above: the folders of adapters whose base this is
     """
     base, rank, alpha = read_adapters(folder)
@@ -192,12 +201,12 @@ def load_merged(
             f"model that they were trained on into {os.path.join(folder, ADAPTER_CONFIG)}"
         )
     if huggingface.has_adapters(base):
-        params, cfg = load_merged(base, dtype, find_base, pack_of, open_as, None, above)
+        params, cfg = load_merged(base, dtype, find_base, read_run, open_as, None, above)
         if pack:
             raise ValueError(f"{folder}: the base of these adapters, {base}, is adapters itself, which cannot be "
                              "merged into codes: write the merged base with sample.py --export=FOLDER first")
-    elif pack is None and (as_trained := pack_of(folder)):
-        params, cfg = load_merged(folder, dtype, find_base, pack_of, open_as, as_trained)
+    elif pack is None and (as_trained := pack_as_trained(read_run(folder).get("config", {}))):
+        params, cfg = load_merged(folder, dtype, find_base, read_run, open_as, as_trained)
         return as_numbers(params, cfg.dtype), cfg
     else:
         params, cfg = huggingface.load_folder(base, dtype, open_as, pack)

@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,9 +21,8 @@ import numpy as np
 import config
 import model
 from checkpoints import huggingface
-from data.bpe import Tokenizer
 from system import disk, sections
-from system.files import regular_file
+from tokens.bpe import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +35,6 @@ class Keys(sections.Section):
 
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 WRITING = ".writing"  # the folder in out_dir of a checkpoint that is being written or deleted
-
-
-class Found(NamedTuple):
-    """A folder, and why it was chosen."""
-
-    folder: str
-    reason: str
 
 
 def steps(out_dir: str) -> list[int]:
@@ -65,31 +57,15 @@ def step_in_name(folder: str) -> int:
 def find(path: str) -> str:
     """Find the folder of a model or of adapters: `path` itself, or the newest checkpoint in a run's out_dir."""
     if not os.path.isdir(path):
-        name = os.path.basename(os.path.normpath(path)).removesuffix(".py")
-        makes_it = f"; python train.py config/{name}.py makes out/{name}"
         raise ValueError(
-            f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it"
-            + (makes_it if os.path.isfile(config.resolve_path(f"config/{name}.py")) else "")
+            f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it; "
+            "python train.py config/NAME.py makes out/NAME"
         )
     if os.path.exists(os.path.join(path, "config.json")) or huggingface.has_adapters(path):
         return path
     if not steps(path):
         raise ValueError(f"{path!r} holds no model: neither a config.json nor a checkpoint step-... of a run")
     return checkpoint_folder(path, steps(path)[-1])
-
-
-def best(path: str) -> Found:
-    """Find the folder to use, not to train on: `path` itself, or the best checkpoint in a run's out_dir."""
-    newest = find(path)
-    if newest == path:
-        return Found(path, "asked for")
-    known = read_run(newest).get("best")
-    if not known:
-        return Found(newest, "the newest; none was evaluated")
-    folder = checkpoint_folder(path, known["step"])
-    if not os.path.isdir(folder):
-        return Found(newest, f"the newest; the best by {known['measure']}, step {known['step']}, is not here")
-    return Found(folder, f"the best by {known['measure']}" + (", and the newest" if folder == newest else ""))
 
 
 def load(
@@ -102,15 +78,7 @@ def load(
         return huggingface.load_folder(folder, dtype, kind, pack)
     from checkpoints import adapters  # a folder without them needs none of it
 
-    return adapters.load_merged(folder, dtype, find, pack_as_trained, kind, pack)
-
-
-def pack_as_trained(folder: str, bits: int | None = None) -> Callable | None:
-    """Return what stores a frozen base in few bits, by default in those beside which a run trained the model in a
-    folder, see Section.pack; None: it was numbers."""
-    bits = bits or read_run(folder).get("config", {}).get("quantized.bits")
-    variant = sections.section_class("quantized", "Keys") if bits else None
-    return variant(bits=bits).pack if variant else None  # type: ignore[call-arg]
+    return adapters.load_merged(folder, dtype, find, read_run, kind, pack)
 
 
 def refuse_judge(folder: str | None, params: Any) -> None:
@@ -133,20 +101,16 @@ def family_to_open(folder: str, open_as: str | None) -> str | None:
 
 def read_run(folder: str) -> dict[str, Any]:
     """Read run.json of a checkpoint; {} for another model's folder."""
-    path = os.path.join(folder, "run.json")
     try:
-        with disk.naming(path), open(regular_file(path)) as f:
-            found = dict(json.load(f))
-        keys = dict(found["config"]) if "config" in found else None
-        if keys is None or "model.mlp" in keys:
-            return found
-        from checkpoints import older  # it was written when keys had other names
+        found = disk.read_json(os.path.join(folder, "run.json"))
+    except ValueError as e:
+        raise ValueError(f"{e}; delete {folder} to resume from the checkpoint before it") from None
+    keys = found.get("config")
+    if not isinstance(keys, dict) or "model.mlp" in keys:
+        return found
+    from checkpoints import older  # it was written when keys had other names
 
-        return found | {"config": older.as_named_now(keys)}
-    except FileNotFoundError:
-        return {}
-    except (TypeError, ValueError, RecursionError) as e:
-        raise ValueError(f"{path} is damaged ({e}): delete {folder} to resume from the checkpoint before it") from None
+    return found | {"config": older.as_named_now(keys)}
 
 
 # ==== checkpoints: writing ============================================================================================

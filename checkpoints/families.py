@@ -6,9 +6,11 @@ A family that differs from another in names only is one entry.
 """
 
 import functools
+from typing import Any
 
 import model
-from checkpoints.family import BLOCK_LENGTHS, FAMILIES, TOKEN_KEYS, Family, can_hold, is_of_kind, switches
+from checkpoints.family import ANY_FAMILY, BLOCK_LENGTHS, FAMILIES, LLADA_KEYS, TOKEN_KEYS, Family, can_hold, is_of_kind
+from system import sections
 
 # Our tensor -> theirs, see family.LLADA_TENSORS.
 LLAMA_TENSORS = {
@@ -181,6 +183,13 @@ GONE = {
 }
 
 
+def check_kind(kind: Any, given: str) -> None:
+    """Raise ValueError unless a family has this name. given: where the name was given, and the name"""
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        gone = GONE.get(str(kind), "this code does not compute such a network")
+        raise ValueError(f"{given}: {gone}; known families: {', '.join(FAMILIES)}")
+
+
 def family_of(cfg: model.ModelConfig) -> str:
     """Find the name of the first family whose folders can hold this configuration."""
     of_kind = {name: family for name, family in FAMILIES.items() if is_of_kind(family, cfg)}
@@ -194,3 +203,11 @@ def family_of(cfg: model.ModelConfig) -> str:
         + "; there are "
         + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items())
     )
+
+
+def switches(cfg: model.ModelConfig) -> dict[str, Any]:
+    """Return the fields that tell families apart, where they are not those of a plain model {name: value}."""
+    plain = sections.flat(model.ModelConfig())
+    sizes = {*LLADA_KEYS} - {"qkv_bias"} | {*ANY_FAMILY} - {"d_head"}
+    there = {name: value for name, value in sections.flat(cfg).items() if name not in sizes}
+    return {name: value for name, value in there.items() if name not in plain or value != plain[name]}

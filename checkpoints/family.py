@@ -100,11 +100,3 @@ def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
     expected = sections.flat(model.ModelConfig()) | family.fields
     return all(value == (expected[field] if field in expected else sections.default_of(field))
                for field, value in sections.flat(cfg).items() if field not in (*family.keys, *ANY_FAMILY))
-
-
-def switches(cfg: model.ModelConfig) -> dict[str, Any]:
-    """Return the fields that tell families apart, where they are not those of a plain model {name: value}."""
-    plain = sections.flat(model.ModelConfig())
-    sizes = {*LLADA_KEYS} - {"qkv_bias"} | {*ANY_FAMILY} - {"d_head"}
-    there = {name: value for name, value in sections.flat(cfg).items() if name not in sizes}
-    return {name: value for name, value in there.items() if name not in plain or value != plain[name]}

@@ -1,33 +1,44 @@
 """
 What only other people's model folders have: a class of another network, stretched positions, the mask in the
-tokenizer's files, tensors that say nothing new. huggingface.py loads this file for such a folder.
+tokenizer's files, tensors that say nothing new, several files. huggingface.py loads this file for such a folder, and
+to say what is wrong with the tensors of one.
 
-families: family.FAMILIES. theirs: the content of config.json.
+theirs: the content of config.json.
 """
 
+import itertools
+import math
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from data import foreign
-from system import files, sections
+from checkpoints.family import BLOCK_LENGTHS, FAMILIES
+from system import disk, sections
+from tokens import foreign
 
 LLAMA3_ROPE = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"  # rope.scaling
 
 
-def understand(folder: str, theirs: dict[str, Any], kind: str, open_as: str | None, families: dict) -> dict[str, Any]:
+def understand(folder: str, theirs: dict[str, Any], kind: str, open_as: str | None) -> dict[str, Any]:
     """Refuse a config.json of another network than its family's -> its content, with every key where we look
     for it."""
-    path = os.path.join(folder, "config.json")
+    path, family = os.path.join(folder, "config.json"), FAMILIES[kind]
     if not open_as:
-        check_network(path, theirs, families[kind], families)
+        check_network(path, theirs, family)
     rope = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
     stretch = read_rope(path, rope)
-    return theirs | rope | {"rope_scaling": stretch}  # transformers 5 keeps rope_theta in there
+    theirs = theirs | rope | {"rope_scaling": stretch}  # transformers 5 keeps rope_theta in there
+    if open_as:
+        unread = {*BLOCK_LENGTHS} - {*family.keys.values()}
+        theirs = {key: value for key, value in theirs.items() if key not in unread}
+    for field, value in missing_fields(folder, family, theirs, open_as).items():
+        if theirs.get(family.keys[field]) is None:
+            theirs[family.keys[field]] = value
+    return theirs
 
 
-def check_network(path, theirs, family, families):
+def check_network(path, theirs, family):
     """Raise ValueError if a config.json seems to belong to another network than the one that its model_type names."""
     named, stem = theirs.get("architectures"), family.architecture.removesuffix("ForCausalLM")
     classes = [family.architecture, f"{stem}Model", f"{stem}ForSequenceClassification"]
@@ -38,7 +49,7 @@ def check_network(path, theirs, family, families):
     raise ValueError(
         f"{path}: model_type is {theirs['model_type']!r}, but architectures={named}, mask_token_id={mask}: this is "
         f"another network than {family.architecture}, perhaps a denoiser or one of blocks; "
-        f"--checkpoint.open_as=NAME opens it as one of {', '.join(families)} (Dream if it sees both sides and predicts "
+        f"--checkpoint.open_as=NAME opens it as one of {', '.join(FAMILIES)} (Dream if it sees both sides and predicts "
         "each token one place before it)"
     )
 
@@ -75,8 +86,8 @@ def name_of(folder):
 
 def mask_in_tokenizer(folder):
     """Find the id of the mask token in the files of a tokenizer by a usual name; or None."""
-    listed = files.read_json(f"{folder}/tokenizer.json").get("added_tokens", [])
-    ids = {token["content"]: token["id"] for token in listed} | files.read_json(f"{folder}/added_tokens.json")
+    listed = disk.read_json(f"{folder}/tokenizer.json").get("added_tokens", [])
+    ids = {token["content"]: token["id"] for token in listed} | disk.read_json(f"{folder}/added_tokens.json")
     return next((ids[name] for name in foreign.MASKS if name in ids), None)
 
 
@@ -110,3 +121,53 @@ def without_copies(folder, files, places, names):
         raise ValueError(f"{folder}: config.json says tie_word_embeddings, but {head} is not {embed}: if the model has "
                          'a head of its own, write "tie_word_embeddings": false into config.json')  # fmt: skip
     return {name: file for name, file in files.items() if name != head}
+
+
+def split_into_files(tensors: list[disk.Stored], sizes: list[int], limit: int) -> dict[str, Any]:
+    """Split tensors into files of about `limit` bytes, the first model-00001-of-00002.safetensors -> {name: content} as
+    `disk.write_files` takes them. sizes: of the tensors, in bytes"""
+    total = sum(sizes)
+    n_files = math.ceil(total / limit)
+    starts = itertools.accumulate(sizes[:-1], initial=0)
+    numbers = [start * n_files // total for start in starts]
+    used = sorted(set(numbers))  # a number is left out where a tensor is larger than a file
+    names = [f"model-{used.index(number) + 1:05d}-of-{len(used):05d}.safetensors" for number in numbers]
+    found: dict[str, Any] = {}
+    for tensor, name in zip(tensors, names, strict=True):
+        found.setdefault(name, []).append(tensor)
+    index = {
+        "metadata": {"total_size": total},
+        "weight_map": {tensor.name: name for tensor, name in zip(tensors, names, strict=True)},
+    }
+    return found | {"model.safetensors.index.json": index}
+
+
+def open_all(index: str) -> dict[str, Any]:
+    """Open the files of tensors that an index lists -> {name of a tensor: open file}."""
+    listed = disk.read_json(index).get("weight_map")
+    if not (isinstance(listed, dict) and all(isinstance(file, str) for file in listed.values())):
+        raise ValueError(f"{index} has no weight_map, the file of each tensor")
+    found: dict[str, Any] = {}
+    for file in sorted(set(listed.values())):
+        found |= disk.open_tensors(os.path.join(os.path.dirname(index), file))
+    return found
+
+
+def refuse_tensor(named: str, x: Any, file: str, expected: tuple, floats: tuple) -> NoReturn:
+    """Raise a ValueError for a tensor in a file that is packed, or has another shape than `file` says.
+
+    named: the folder and the tensor; floats: the dtypes that can be read"""
+    if x.get_dtype() not in floats:
+        raise ValueError(f"{named} is of the type {x.get_dtype()}, a packed or quantized tensor; this code reads "
+                         f"{', '.join(floats)}: take the model in 16 or 32 bits")  # fmt: skip
+    raise ValueError(f"{named} has the shape {tuple(x.get_shape())}, but {file} makes it {expected}")
+
+
+def refuse_names(problem: str, there: set[str], expected: set[str]) -> NoReturn:
+    """Raise a ValueError with some names of tensors that are there and not expected, or the reverse."""
+
+    def some(names):
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        return ", ".join(sorted(names)[:4]) + more or "none"
+
+    raise ValueError(f"{problem}: missing tensors: {some(expected - there)}; unknown tensors: {some(there - expected)}")

@@ -19,15 +19,15 @@ import jax
 import numpy as np
 
 import model
-from checkpoints.family import BLOCK_LENGTHS, FAMILIES, NEEDED, OURS, can_hold
-from data.bpe import Tokenizer
+from checkpoints.family import FAMILIES, NEEDED, OURS, can_hold
 from system import disk, sections, sharding
-from system.files import read_json
+from tokens.bpe import Tokenizer
 
 # Keys of config.json that no folder of this family has: another program wrote it, or it is another network.
 UNUSUAL = {"rope_scaling", "rope_parameters", "layer_types"}
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtypes of tensors in a file that can be read
 ADAPTER_CONFIG = "adapter_config.json"  # a folder that has it holds adapters (adapters.py)
+SHARD = 5_000_000_000  # bytes of a file of tensors; a larger model is several files
 JUDGE_HEAD = "score.weight"  # (1, D), as in transformers' ...ForSequenceClassification
 
 
@@ -118,15 +118,14 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
     """Make the files of a Hugging Face folder, {name: content} as `disk.write_files` takes them."""
     n_out, kind = model.width(params), family_of(cfg)
     family = FAMILIES[kind]
-    filled = {"d_head": cfg.head_dim, "n_kv_head": cfg.kv_heads, "d_ff": cfg.ff}
-    there = sections.flat(cfg)
-    filled["gemma.query_scale"] = there.get("gemma.query_scale") or cfg.head_dim
+    there = sections.flat(cfg) | {"d_head": cfg.head_dim, "n_kv_head": cfg.kv_heads, "d_ff": cfg.ff}
+    there["gemma.query_scale"] = there.get("gemma.query_scale") or cfg.head_dim
     dtype = str(params["embed"].dtype)
     theirs: dict[str, Any] = {"model_type": kind, "architectures": [family.architecture], "torch_dtype": dtype}
     theirs |= {key: value for key, value in family.requires.items() if value is not None}
     if n_out:
         theirs["num_labels"] = 1
-    theirs |= {key: filled.get(field, there.get(field)) for field, key in family.keys.items()}
+    theirs |= {key: there.get(field) for field, key in family.keys.items()}
     theirs[OURS] = {"model_type": kind} | {part: there[part] for part in model.PARTS}
     theirs["vocab_size"] = cfg.vocab_size
     theirs["mask_token_id"] = None if cfg.mask_id == cfg.vocab_size else cfg.mask_id
@@ -140,23 +139,18 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
         theirs["rope_scaling"] = foreign.written_rope(there["rope.scaling"])
     params = jax.tree.map(functools.partial(as_stored, dtype), params)
     tensors = [to_store(params, name, parts) for name, parts in by_name(tensor_places(cfg, n_out))]
-    return {"config.json": theirs} | disk.split_into_files("model", tensors)
+    sizes = [tensor.like.size * tensor.like.dtype.itemsize for tensor in tensors]
+    if sum(sizes) <= SHARD:
+        return {"config.json": theirs, "model.safetensors": tensors}
+    from checkpoints import foreign  # which has models of that size
+
+    return {"config.json": theirs} | foreign.split_into_files(tensors, sizes, SHARD)
 
 
 def as_stored(dtype, x):
     """Round a parameter to the dtype of the others if that loses nothing: gains and routers that a folder has in 16
     bits are 32 in memory."""
     return x if x.dtype == dtype or (x.astype(dtype) != x).any() else x.astype(dtype)
-
-
-def code_elsewhere(cfg: model.ModelConfig) -> str | None:
-    """Say which code other programs need to open a folder of this model; None: transformers has it."""
-    kind = family_of(cfg)
-    family = FAMILIES[kind]
-    if not family.code:
-        return None
-    return (f"transformers has no {family.architecture}: elsewhere this folder (model_type {kind!r}) needs the code of "
-            f"{family.code}, its *.py files and the auto_map of its config.json")  # fmt: skip
 
 
 def to_store(params, name, parts):
@@ -179,13 +173,10 @@ def to_store(params, name, parts):
 def read_kind(folder: str, open_as: str | None = None) -> str:
     """Return the name of a folder's family: open_as if given, else its model_type; an error if FAMILIES lacks it."""
     path = os.path.join(folder, "config.json")
-    kind = open_as or disk.read_json(path).get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        plug_families()
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        asked = f"checkpoint.open_as={open_as!r}" if open_as else f"{path}: model_type is {kind!r}"
-        gone = plug_families().GONE.get(str(kind), "this code does not compute such a network")
-        raise ValueError(f"{asked}: {gone}; known families: {', '.join(FAMILIES)}")
+    kind: Any = open_as or disk.read_json(path).get("model_type")
+    if kind != next(iter(FAMILIES)):
+        given = f"checkpoint.open_as={kind!r}" if open_as else f"{path}: model_type is {kind!r}"
+        plug_families().check_kind(kind, given)
     return kind
 
 
@@ -200,12 +191,9 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     if others := others or bool(theirs.keys() & UNUSUAL):
         from checkpoints import foreign
 
-        theirs = foreign.understand(folder, theirs, kind, open_as, FAMILIES)
-    waived = BLOCK_LENGTHS if open_as else ()
-    check_requirements(path, theirs, {key: value for key, value in family.requires.items() if key not in waived})
+        theirs = foreign.understand(folder, theirs, kind, open_as)
+    check_requirements(path, theirs, family.requires)
     fields = {field: theirs[key] for field, key in family.keys.items() if theirs.get(key) is not None}
-    if others:
-        fields = foreign.missing_fields(folder, family, theirs, open_as) | fields
     fields = family.fields | fields
     if not open_as and isinstance(ours := theirs.get(OURS), dict) and ours.get("model_type") == kind:
         fields |= {part: ours[part] for part in model.PARTS if part in ours}
@@ -236,7 +224,7 @@ def read_ends(folder, named):
     """Find the ids that end a text -> fields of ModelConfig.
 
     named: the eos_token_id of config.json, one or a list; those of generation_config.json follow"""
-    more = read_json(Path(folder, "generation_config.json")).get("eos_token_id")
+    more = disk.read_json(Path(folder, "generation_config.json")).get("eos_token_id")
     lists = (ids if isinstance(ids, list) else [ids] for ids in (named, more))
     ends = []
     for i in itertools.chain(*lists):
@@ -278,18 +266,16 @@ def load_folder(
     """
     kind, cfg = read_kind(folder, open_as), read_config(folder, open_as)
     index = os.path.join(folder, "model.safetensors.index.json")
-    listed = disk.read_json(index).get("weight_map") if os.path.exists(index) else {"": "model.safetensors"}
-    if not (isinstance(listed, dict) and all(isinstance(file, str) for file in listed.values())):
-        raise ValueError(f"{index} has no weight_map, the file of each tensor")
-    files: dict[str, Any] = {}
-    for file in sorted(set(listed.values())):
-        files |= disk.open_tensors(os.path.join(folder, file))
+    if os.path.exists(index):
+        from checkpoints import foreign  # which has models of several files
+
+        files = foreign.open_all(index)
+    else:
+        files = disk.open_tensors(os.path.join(folder, "model.safetensors"))
     n_out = 1 if JUDGE_HEAD in files else None
     if cfg.mask_id is None and not cfg.causal and n_out is None:
-        raise ValueError(
-            f"{folder}/config.json has no mask_token_id: a model of the family {kind} fills masks, "
-            f"so one of its {cfg.vocab_size} ids is the mask; add the one that it was trained with"
-        )
+        raise ValueError(f"{folder}/config.json has no mask_token_id: a model of the family {kind} fills masks; add "
+                         "the id with which it was trained")  # fmt: skip
     places, shapes = list(tensor_places(cfg, n_out, kind)), model.shapes(cfg, n_out)
     dtype = dtype or dtype_in(files, places)
     if files.keys() != {place.name for place in places}:
@@ -316,16 +302,18 @@ def load_tensors(folder, files, places, shapes, dtype, described, pack=None):
     pack: see `load_folder`
     """
     kind, file = described
-    check_names(f"{folder} is not the {kind} that its {file} describes", set(files), {place.name for place in places})
+    if files.keys() != (expected_names := {place.name for place in places}):
+        from checkpoints import foreign
+
+        foreign.refuse_names(f"{folder} is not the {kind} that its {file} describes", set(files), expected_names)
     found = {}
     for name, parts in by_name(places):
         x, ours = files[name].get_slice(name), [stored_shape(place, leaf_at(shapes, place.path)) for place in parts]
         expected = (sum(shape[0] for shape in ours), *ours[0][1:])
-        if x.get_dtype() not in FLOATS:
-            raise ValueError(f"{folder}: {name} is of the type {x.get_dtype()}, a packed or quantized tensor; this "
-                             f"code reads {', '.join(FLOATS)}: take the model in 16 or 32 bits")  # fmt: skip
-        if tuple(x.get_shape()) != expected:
-            raise ValueError(f"{folder}: {name} has the shape {tuple(x.get_shape())}, but {file} makes it {expected}")
+        if x.get_dtype() not in FLOATS or tuple(x.get_shape()) != expected:
+            from checkpoints import foreign
+
+            foreign.refuse_tensor(f"{folder}: {name}", x, file, expected, FLOATS)
         first = 0
         for place, shape in zip(parts, ours, strict=True):
             found.setdefault(place.path, {})[place.at] = x, first
@@ -361,15 +349,3 @@ def read_part(x, first, places):
     """Read a part of the tensor x in a file; places: a range for each side, that of the rows counted from `first`."""
     rows, *others = places
     return np.asarray(x[(slice(first + rows.start, first + rows.stop), *(slice(r.start, r.stop) for r in others))])
-
-
-def check_names(problem, there, expected):
-    """Raise ValueError, with some of the names, unless the tensors that are there are the expected ones."""
-    if there == expected:
-        return
-
-    def some(names):
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        return ", ".join(sorted(names)[:4]) + more or "none"
-
-    raise ValueError(f"{problem}: missing tensors: {some(expected - there)}; unknown tensors: {some(there - expected)}")

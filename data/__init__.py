@@ -18,25 +18,20 @@ rows {"prompt", "chosen", "rejected"} stay as they are.
 """
 
 import collections
-import difflib
 import functools
 import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from data import bpe
-from data.bpe import Tokenizer
-from system import sections
-from system.files import regular_file
-from system.terminal import quote
+from system.disk import regular_file
+from tokens import bpe
+from tokens.bpe import Tokenizer
 
 __all__ = ["Tokenizer", "batch_indices", "chat", "encode", "load", "tokenizer"]
 ROOT = Path(__file__).parent
@@ -46,7 +41,6 @@ SUFFIXES = ".jsonl", ".json", ".txt", ".parquet"  # of files of rows
 MODELS = {"smollm2", "tiny"}  # folders whose prepare.py makes models
 IN_MEMORY = "rows in memory"  # part of the names in MEMORY, also in the config that a run writes
 MEMORY: dict[str, dict[str, list[Row]]] = {}  # name: {"train": rows, "val": rows} given to train.train without a file
-DIFFICULTY = {"easy": 1, "medium": 2, "hard": 3}
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -59,24 +53,19 @@ def load(dataset: str, split: str, names: dict[str, str] | None = None) -> list[
     split: "train" or "val"
     names {our column: theirs}: columns to rename
     """
-    if split not in SPLITS:
-        raise ValueError(f"there is no split {split!r}: train or val")
     if dataset in MEMORY:
-        return read_list(dataset, MEMORY[dataset][split], names)
-    path = find(dataset)
-    prepare(path)
+        from data import known
+
+        return known.read_list(dataset, MEMORY[dataset][split], names)
+    path = prepare(find(dataset))
     files = {name: files_of(path, name) for name in SPLITS} if path.is_dir() else {"train": [path], "val": []}
-    if not files["train"] and not (files["val"] and split == "val"):
-        raise ValueError(
-            f"{path} has no training rows: expected train{', train'.join(SUFFIXES)}; "
-            f"found {', '.join(sorted(p.name for p in path.iterdir())) or 'an empty folder'}"
-        )
-    rows = [row for file in files[split] or files["train"] for row in read_rows(file, names)]
-    if files["val"]:
+    chosen = files[split] or files["train"]
+    rows = [row for file in chosen for row in read_rows(file, names)]
+    if rows and files["val"]:
         return rows
     from data import readers  # our data sets have rows for each split
 
-    return readers.held_out_part(rows, split, files["train"][0])
+    return readers.held_out_part(rows, split, path)
 
 
 def files_of(folder, split):
@@ -89,11 +78,11 @@ def files_of(folder, split):
 
 def tokenizer(dataset: str) -> Tokenizer:
     """Read the tokenizer in the folder of a data set; if there is none, use single bytes."""
-    if dataset in MEMORY or (path := find(dataset)).is_file():
-        return Tokenizer.bytes()
-    prepare(path)
-    has_one = any((path / name).is_file() for name in ("tokenizer.json", "vocab.json")) or any(path.glob("*.tiktoken"))
-    return open_tokenizer(path) if has_one else Tokenizer.bytes()
+    if dataset not in MEMORY:
+        path = prepare(find(dataset))
+        if any(any(path.glob(name)) for name in ("tokenizer.json", "vocab.json", "*.tiktoken")):
+            return open_tokenizer(path)
+    return Tokenizer.bytes()
 
 
 def open_tokenizer(path: str | Path, vocab_size: int | None = None) -> Tokenizer:
@@ -105,7 +94,7 @@ def open_tokenizer(path: str | Path, vocab_size: int | None = None) -> Tokenizer
     """
     tok = bpe.read_own(Path(path))
     if tok is None:
-        from data import foreign  # for other people's tokenizers
+        from tokens import foreign  # for other people's tokenizers
 
         tok = foreign.open_tokenizer(Path(path))
     highest = max(i for i in tok._bytes if i != tok.mask_id)
@@ -123,23 +112,9 @@ def find(dataset: str) -> Path:
     names = sorted(set(made_here) - MODELS)
     if dataset in names:
         return ROOT / dataset
-    path = local_copy(prepare(dataset), "dataset")
-    if path and Path(path).exists():
-        if not (Path(path).is_file() or Path(path).is_dir()):
-            raise ValueError(f"{path} is neither a file nor a folder, so it has no rows")
-        if path == dataset:
-            return Path(path)
-        from data import hub
+    from data import hub  # your own, or one of huggingface.co
 
-        folder = Path(path)
-        return hub.part_with_rows(folder, [p for p in (folder, *folder.glob("*/")) if files_of(p, "train")])
-    close = difflib.get_close_matches(str(dataset), names, 1)
-    others = f"There are {', '.join(names)}, or give a folder or a file of your own"
-    if Path(str(dataset)).suffix in SUFFIXES:
-        others = "there is no such file. In README.md, 'Your own task' writes one: a row is a prompt and its completion"
-    raise ValueError(
-        f"no data set {str(dataset)!r}: {f'did you mean {close[0]!r}? ' if close else ''}{others}"
-    )
+    return hub.find(dataset, local_copy(prepare(dataset), "dataset"), names, files_of)
 
 
 @functools.cache
@@ -171,15 +146,9 @@ def prepare(path: Any) -> Any:
     home = next((folder for folder in (full, full.parent) if (folder / "prepare.py").exists()), None)
     if home is None or full.is_file() or is_made(full) or ROOT.resolve() not in (home / "prepare.py").resolve().parents:
         return path
-    if not os.access(home, os.W_OK):
-        raise ValueError(f"{home} cannot be written, and prepare.py makes its files there on first use: copy the "
-                         "project to a folder of your own")  # fmt: skip
-    name = full.relative_to(home.parent)
-    print(f"data/{name} is used for the first time: running {home / 'prepare.py'}", file=sys.stderr, flush=True)
-    # In a session of its own, so that only this process gets ctrl-C; it ends the other without a traceback.
-    command = [sys.executable, str(home / "prepare.py"), *([full.name] if full != home else [])]
-    if subprocess.run(command, start_new_session=True).returncode:
-        raise ValueError(f"{home / 'prepare.py'} failed, for the reason above; it can be run by itself")
+    from data import hub  # once
+
+    hub.make(home, [full.name] if full != home else [])
     return path
 
 
@@ -194,66 +163,48 @@ def read_rows(path: Path, names: dict[str, str] | None = None) -> list[Row]:
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: rows are read from {', '.join(SUFFIXES)}")
     try:
-        rows = parse_rows(path, names)
-    except UnicodeDecodeError as e:
-        raise ValueError(f"{path} is not UTF-8 text: {e.reason} at byte {e.start}") from e
-    except OSError as e:
+        raw = regular_file(path).read_bytes()
+        if path.suffix == ".jsonl":
+            rows = read_jsonl(path, raw.decode("utf-8-sig"), names)
+        else:
+            from data import known, readers  # our data sets are JSON Lines
+
+            rows = known.read_list(path, readers.read(path, raw), names)
+    except (OSError, UnicodeDecodeError) as e:
         raise ValueError(f"{path} cannot be read: {e}") from e
     if not rows:
         raise ValueError(f"{path} has no rows")
     return rows
 
 
-def parse_rows(path, names):
-    """Read the rows of a file of the kind that its suffix, one of SUFFIXES, says."""
-    raw = regular_file(path).read_bytes()
-    if path.suffix == ".jsonl":
-        return read_jsonl(path, raw.decode("utf-8-sig"), names)
-    from data import readers  # our data sets are JSON Lines
-
-    if path.suffix == ".parquet":
-        return read_list(path, readers.read_parquet(path, raw), names)
-    text = raw.decode("utf-8-sig")
-    if path.suffix == ".txt":
-        return [{"prompt": "", "completion": page} for page in readers.pages(text)]
-    return read_list(path, readers.read_json(path, text, parse_json), names)
-
-
-def parse_json(text):
-    """Parse JSON. A depth that Python cannot read is a ValueError."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("its lists or objects are nested too deep to be read") from None
-
-
 def read_jsonl(path, text, names):
     """Read JSON Lines; empty lines are allowed."""
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
         try:
-            rows.append(normalize_row(parse_json(line), names))
-        except json.JSONDecodeError as e:
+            if line.strip():
+                rows.append(normalize_row(json.loads(line), names))
+        except (ValueError, RecursionError) as e:
             raise ValueError(
-                f"{path}, line {number}: not JSON ({e}); expected one object per line, such as "
-                '{"prompt": "2+3=", "answer": "5"}'
+                f"{path}, line {number}: {e}; a line is an object in JSON, such as " '{"prompt": "2+3=", "answer": "5"}'
             ) from e
-        except ValueError as e:
-            raise ValueError(f"{path}, line {number}: {e}") from e
     return rows
 
 
-def read_list(path, values, names):
-    """Normalize a list of rows in any format."""
-    rows = []
-    for number, row in enumerate(values, 1):
-        try:
-            rows.append(normalize_row(row, names))
-        except ValueError as e:
-            raise ValueError(f"{path}, row {number}: {e}") from e
-    return rows
+def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
+    """Turn a row in any format into ours, and check it. names {our column: theirs}: columns to rename."""
+    if not names and is_ours(row):
+        return row
+    from data import known  # a puzzle needs none of it
+
+    return known.normalize_row(row, names or {})
+
+
+def is_ours(row):
+    """True if a row is as we write it and has no tests: a prompt, and else only texts and a number as difficulty."""
+    if not isinstance(row, dict) or "prompt" not in row or {"tests", "test_cases"} & row.keys():
+        return False
+    return all(type(value) is str if name != "difficulty" else type(value) is int for name, value in row.items())
 
 
 def plain(value: Any) -> Any:
@@ -262,72 +213,11 @@ def plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
-    """Turn a row in any format into ours, and check it. names {our column: theirs}: columns to rename."""
-    if not isinstance(row, dict):
-        raise ValueError(f"expected an object with a prompt, found {quote(row)}")
-    for ours, theirs in (names or {}).items():
-        if theirs not in row:
-            raise ValueError(f"{ours}_key={theirs!r}: no such column; found {', '.join(row) or 'none'}")
-    row = {name: value for name, value in row.items() if value is not None}
-    row |= {ours: row[theirs] for ours, theirs in (names or {}).items() if theirs in row}
-    if is_number(row.get("answer")):
-        row["answer"] = str(row["answer"])
-    if not is_text(row.get("prompt")):
-        from data import known  # a data set of ours needs none of it
-
-        row = row if "prompt" in row else known.from_format(row)
-        row = known.from_chat(row) if isinstance(row["prompt"], list) else row
-    if "test_cases" in row:
-        row["tests"] = row.pop("test_cases")
-    if isinstance(row.get("difficulty"), str):
-        row["difficulty"] = DIFFICULTY.get(row["difficulty"].lower(), row["difficulty"])
-    for column, value in row.items():
-        if column in COLUMNS:
-            is_valid, expected = COLUMNS[column]
-            if not is_valid(value):
-                raise ValueError(f"{column} should be {expected}, found {quote(value)}")
-    return row
-
-
-def is_text(value):
-    return isinstance(value, str)
-
-
-def is_number(value):
-    return type(value) in (int, float)
-
-
-def is_test(value):
-    return is_text(value) or isinstance(value, dict) and {"input", "output"} <= value.keys()
-
-
-def is_tests(value):
-    return isinstance(value, list) and all(map(is_test, value))
-
-
-TEXTS = "prompt", "completion", "answer", "language", "entry", "chosen", "rejected"
-COLUMNS: dict[str, tuple[Callable[[Any], bool], str]] = dict.fromkeys(TEXTS, (is_text, "a string")) | {
-    "tests": (is_tests, 'a list of strings such as "assert f(2) == 4" or of {"input": ..., "output": ...}'),
-    "difficulty": (is_number, f"a number or one of {', '.join(DIFFICULTY)}"),
-}
-
-
 # ---- chat ------------------------------------------------------------------------------------------------------------
 
 
-def writer(name):
-    """Make the writer of turns that has this name in chats.py, which is loaded when it writes."""
-
-    def write(turns):
-        from data import chats  # a puzzle is its own prompt
-
-        return getattr(chats, name)(turns)
-
-    return write
-
-
-CHAT: dict[str | None, Any] = {name: writer(name or "plain") for name in (None, "chatml", "llada", "llama3", "gemma")}
+# The templates by name, and who writes their turns in chats.py
+CHAT = {None: "plain", "chatml": "chatml", "llada": "llada", "llama3": "llama3", "gemma": "gemma"}
 
 
 def chat(
@@ -341,16 +231,14 @@ def chat(
     """
     if name is None and instruction is None:
         return None
-    if name not in CHAT:
-        sections.refuse("texts.chat_template", name, CHAT)
-    from data import chats
+    from data import chats  # a puzzle is its own prompt
 
-    return chats.template(name, CHAT[name], system, tok, instruction)
+    return chats.template(name, CHAT, system, tok, instruction)
 
 
 def prompt_text(row: Row, template: Callable[..., str] | None = None) -> str:
     """Write the text that a model is prompted with. template: from `chat`."""
-    turns = row["messages_before"] if "messages_before" in row else ()
+    turns = row.get("messages_before", ())
     if turns and not template:
         from data import chats
 
@@ -412,25 +300,21 @@ def encode(
 
 def fitting(rows, tok, prompt_len, completion_len, template):
     """Encode the rows that fit -> [(index of the row, prompt, completion or a window of it)], notes."""
-    examples, notes, long_prompts, long_completions = [], collections.Counter(), [], []
+    examples, notes, too_long = [], collections.Counter(), collections.defaultdict(list)
     for i, row in enumerate(rows):
         prompt = prompt_ids(row, tok, template)
         completion = tok.encode(row["completion"]) if "completion" in row else [tok.mask_id] * completion_len
         windows = [completion[j : j + completion_len] for j in range(0, len(completion), completion_len)] or [[]]
         if len(prompt) > prompt_len:
-            long_prompts.append(len(prompt))
+            too_long["prompt", prompt_len].append(len(prompt))
         elif prompt and len(windows) > 1:
-            long_completions.append(len(completion))
+            too_long["completion", completion_len].append(len(completion))
         else:
             examples += [(i, prompt, window) for window in windows]
             if len(windows) > 1:
                 notes[f"windows of {completion_len} tokens, cut from longer documents"] += len(windows)
-    for what, lengths, limit in (
-        ("prompt", long_prompts, prompt_len),
-        ("completion", long_completions, completion_len),
-    ):
-        if lengths:
-            notes[f"left out: {what} longer than {limit} tokens (the longest has {max(lengths)})"] = len(lengths)
+    for (what, limit), lengths in too_long.items():
+        notes[f"left out: {what} longer than {limit} tokens (the longest has {max(lengths)})"] = len(lengths)
     return examples, dict(notes)
 
 

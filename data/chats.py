@@ -1,12 +1,13 @@
 """
 How chats are written for models that were taught a format. A writer takes turns [(role, text), ...], the last by the
-user, and returns the text that asks for an answer; data.CHAT has the names of all.
+user, and returns the text that asks for an answer; data.CHAT names all.
 """
 import functools
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from system import sections
 from system.terminal import quote
 
 
@@ -43,8 +44,11 @@ def gemma(turns):
     return f"<bos>{''.join(written)}<start_of_turn>model\n"
 
 
-def template(name, write, system, tok, instruction):
-    """Make what data.chat returns. write: the writer of this name."""
+def template(name, writers, system, tok, instruction):
+    """Make what data.chat returns. writers: data.CHAT."""
+    if name not in writers:
+        sections.refuse("texts.chat_template", name, writers)
+    write = globals()[writers[name]]
     lacking = set(re.findall(r"<\|\w+\|>|<\w+>", write([("user", "")]))) - tok.specials.keys()
     if lacking:
         raise ValueError(

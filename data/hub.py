@@ -1,9 +1,50 @@
 """
-Models and data sets of huggingface.co, downloaded by the package huggingface_hub.
+Data sets that are not there yet, as prepare.py makes them on first use, or not below data/: your own, and those of
+huggingface.co, which, as its models, the package huggingface_hub downloads.
 """
+import difflib
 import os
-from collections.abc import Iterable
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
+
+
+def make(home: Path, part: list[str]) -> None:
+    """Run the prepare.py in a folder. part: [the name of what it should make], if it makes several."""
+    if not os.access(home, os.W_OK):
+        raise ValueError(f"{home} cannot be written, and prepare.py makes its files there on first use: copy the "
+                         "project to a folder of your own")  # fmt: skip
+    script = home / "prepare.py"
+    name = "/".join([home.name, *part])
+    print(f"data/{name} is used for the first time: running {script}", file=sys.stderr, flush=True)
+    # In a session of its own, so that only this process gets ctrl-C; it ends the other without a traceback.
+    if subprocess.run([sys.executable, str(script), *part], start_new_session=True).returncode:
+        raise ValueError(f"{script} failed, for the reason above; it can be run by itself")
+
+
+def find(dataset: str, path: Any, names: list[str], files_of: Callable[[Path, str], list]) -> Path:
+    """Find the folder or file of a data set; the error says what there is.
+
+    path: of its files here, if they are; names: the data sets below data/; files_of: data.files_of
+    """
+    if not path or not Path(path).exists():
+        raise ValueError(f"no data set {str(dataset)!r}: {what_else(str(dataset), names)}")
+    if not (Path(path).is_file() or Path(path).is_dir()):
+        raise ValueError(f"{path} is neither a file nor a folder, so it has no rows")
+    if path == dataset:
+        return Path(path)
+    return part_with_rows(Path(path), [p for p in (Path(path), *Path(path).glob("*/")) if files_of(p, "train")])
+
+
+def what_else(dataset, names):
+    """Say what to write in place of the name of a data set that there is not."""
+    if Path(dataset).suffix in (".jsonl", ".json", ".txt", ".parquet"):
+        return "there is no such file. In README.md, 'Your own task' writes one: a row is a prompt and its completion"
+    close = difflib.get_close_matches(dataset, names, 1)
+    mistyped = f"did you mean {close[0]!r}? " if close else ""
+    return f"{mistyped}There are {', '.join(names)}, or give a folder or a file of your own"
 
 
 def download(name: str, kind: str, suffixes: Iterable[str]) -> str:

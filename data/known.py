@@ -1,5 +1,6 @@
 """
-Rows that are not ours: those of GSM8K, chats and documents. They are recognised by their columns, and turned into ours.
+Rows that are not ours, or have tests. Those of GSM8K, chats and documents are recognised by their columns. All are
+turned into ours, and checked.
 """
 
 from collections.abc import Callable
@@ -8,6 +9,69 @@ from typing import Any
 from system.terminal import quote
 
 Row = dict[str, Any]
+DIFFICULTY = {"easy": 1, "medium": 2, "hard": 3}
+
+
+def read_list(path: Any, values: list, names: dict[str, str] | None) -> list:
+    """Turn a list of rows in any format into ours. path: where they are; names: see data.load"""
+    rows = []
+    for number, row in enumerate(values, 1):
+        try:
+            rows.append(normalize_row(row, names or {}))
+        except ValueError as e:
+            raise ValueError(f"{path}, row {number}: {e}") from e
+    return rows
+
+
+def normalize_row(row: Any, names: dict[str, str]) -> Row:
+    """Turn a row in any format into ours, and check it. names {our column: theirs}: columns to rename."""
+    if not isinstance(row, dict):
+        raise ValueError(f"expected an object with a prompt, found {quote(row)}")
+    for ours, theirs in names.items():
+        if theirs not in row:
+            raise ValueError(f"{ours}_key={theirs!r}: no such column; found {', '.join(row) or 'none'}")
+    row = {name: value for name, value in row.items() if value is not None}
+    row |= {ours: row[theirs] for ours, theirs in names.items() if theirs in row}
+    if is_number(row.get("answer")):
+        row["answer"] = str(row["answer"])
+    row = row if "prompt" in row else from_format(row)
+    row = from_chat(row) if isinstance(row["prompt"], list) else row
+    if "test_cases" in row:
+        row["tests"] = row.pop("test_cases")
+    if isinstance(row.get("difficulty"), str):
+        row["difficulty"] = DIFFICULTY.get(row["difficulty"].lower(), row["difficulty"])
+    for column, value in row.items():
+        if column in COLUMNS:
+            is_valid, expected = COLUMNS[column]
+            if not is_valid(value):
+                raise ValueError(f"{column} should be {expected}, found {quote(value)}")
+    return row
+
+
+def is_text(value):
+    return isinstance(value, str)
+
+
+def is_number(value):
+    return type(value) in (int, float)
+
+
+def is_test(value):
+    return is_text(value) or isinstance(value, dict) and {"input", "output"} <= value.keys()
+
+
+def is_tests(value):
+    return isinstance(value, list) and all(map(is_test, value))
+
+
+TEXTS = "prompt", "completion", "answer", "language", "entry", "chosen", "rejected"
+COLUMNS: dict[str, tuple[Callable[[Any], bool], str]] = dict.fromkeys(TEXTS, (is_text, "a string")) | {
+    "tests": (is_tests, 'a list of strings such as "assert f(2) == 4" or of {"input": ..., "output": ...}'),
+    "difficulty": (is_number, f"a number or one of {', '.join(DIFFICULTY)}"),
+}
+
+
+# ---- formats ---------------------------------------------------------------------------------------------------------
 
 
 def gsm8k(row):

@@ -4,13 +4,22 @@ What the prepare.py of our data sets have in common: they write rows, and some t
 import gzip
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from data import Row, learn, local_copy, read_jsonl, readers
-from system.files import write_whole
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a file that nobody can see half written: under another name, renamed when it is complete."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(temporary, path)
 
 
 def save(folder: Any, splits: dict[str, list[Row]], ranks: dict[bytes, int] | None = None) -> None:

@@ -2,11 +2,21 @@
 Read files of rows other than .jsonl: JSON, Parquet and plain text. A reader returns a list of rows in any format.
 """
 
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
 from system.terminal import quote
+
+
+def read(path: Path, raw: bytes) -> list:
+    """Read the content of a file of the kind that its suffix says."""
+    if path.suffix == ".parquet":
+        return read_parquet(path, raw)
+    text = raw.decode("utf-8-sig")
+    if path.suffix == ".txt":
+        return [{"prompt": "", "completion": page} for page in pages(text)]
+    return read_json(path, text)
 
 
 def read_parquet(path: Path, raw: bytes) -> list:
@@ -23,11 +33,11 @@ def read_parquet(path: Path, raw: bytes) -> list:
         raise ValueError(f"{path} cannot be read: {e}") from e
 
 
-def read_json(path: Path, text: str, parse: Callable[[str], Any]) -> list:
-    """Read a JSON list of rows or prompts, or {"prompts": such a list}. parse: data.parse_json."""
+def read_json(path: Path, text: str) -> list:
+    """Read a JSON list of rows or prompts, or {"prompts": such a list}."""
     try:
-        value = parse(text)
-    except ValueError as e:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as e:
         raise ValueError(f"{path}: not JSON ({e})") from e
     value = value["prompts"] if isinstance(value, dict) and "prompts" in value else value
     if not isinstance(value, list):
@@ -58,7 +68,10 @@ HELD_OUT = 0.05
 
 
 def held_out_part(rows: list, split: str, path: Any) -> list:
-    """Return the rows of a split if all are in one file: the last 5%, at least one, are val."""
+    """Return the rows of a split if all are in one file: the last 5%, at least one, are val. path: where they are."""
+    if not rows:
+        found = ", ".join(sorted(p.name for p in path.iterdir())) or "an empty folder"
+        raise ValueError(f"{path} has no training rows: expected train.jsonl, .json, .txt or .parquet; found {found}")
     n = max(round(HELD_OUT * len(rows)), int(len(rows) > 1))
     if split == "val" and n == 0:
         raise ValueError(f"{path} has a single row, so there is nothing to hold out: give a val.jsonl")

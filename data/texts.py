@@ -14,8 +14,8 @@ import numpy as np
 from tqdm import tqdm
 
 import data
-from data.bpe import Tokenizer
 from system import sections
+from tokens.bpe import Tokenizer
 
 RENAMED = "prompt", "completion", "answer", "tests", "language", "difficulty"
 
@@ -80,16 +80,6 @@ def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
     return rows
 
 
-def check_completions(cfg: Any, rows: list[dict[str, Any]]) -> None:
-    """Raise a ValueError if rows to learn from have no completion."""
-    if lacking := sum("completion" not in row for row in rows):
-        pairs = all({"chosen", "rejected"} <= row.keys() for row in rows)
-        raise ValueError(
-            f"{cfg.dataset}/train: {lacking} of {len(rows)} rows have no completion to learn from"
-            + (": these are preferences, which --objective=judge learns from" if pairs else "")
-        )
-
-
 def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = True) -> data.Batch:
     """Read and encode a split. Report how many rows do not fit.
 
@@ -111,10 +101,30 @@ def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = 
     return arrays._replace(valid=valid, rows=[rows[i] for i in index])
 
 
-def eval_subset(encoded: data.Batch, cfg: Any) -> data.Batch:
-    """Choose `eval_size` rows at random, always the same, for every evaluation to score."""
+def eval_texts(cfg: Any, tok: Tokenizer, with_completions: bool = True) -> data.Batch:
+    """Choose `eval_size` rows of val at random, always the same, for every evaluation to score."""
+    encoded = encode_split(cfg, tok, "val", with_completions)
     order = np.random.default_rng(0).permutation(len(encoded.rows))
-    return encoded.part(order[: cfg.eval_size])
+    shown = encoded.part(order[: cfg.eval_size])
+    return masked_rows(shown, cfg, tok) if cfg.fill_in else shown
+
+
+def texts_to_learn(cfg: Any, tok: Tokenizer) -> data.Batch:
+    """Encode the train rows of pretraining: maskable is what a model learns to write."""
+    train = encode_split(cfg, tok, "train")
+    check_completions(cfg, train.rows)
+    if cfg.fill_in:  # learn what the masks of the rows hide or, where rows have none, any token
+        train = given_masks(train, cfg, tok) or train
+    return end_at_eos(train, tok) if cfg.model.causal else train
+
+
+def check_completions(cfg: Any, rows: list[dict[str, Any]]) -> None:
+    """Raise a ValueError if rows to learn from have no completion."""
+    if lacking := sum("completion" not in row for row in rows):
+        raise ValueError(
+            f"{cfg.dataset}/train: {lacking} of {len(rows)} rows have no completion to learn from (from preferences, "
+            "chosen and rejected, --objective=judge learns)"
+        )
 
 
 def end_at_eos(encoded: data.Batch, tok: Tokenizer) -> data.Batch:
@@ -124,24 +134,11 @@ def end_at_eos(encoded: data.Batch, tok: Tokenizer) -> data.Batch:
     return encoded._replace(maskable=encoded.maskable & to_end)
 
 
-def mask_completions(encoded: data.Batch, cfg: Any, tok: Tokenizer, seed: int | list[int]) -> data.Batch:
-    """Choose the positions of a fill-in task: a random share of the tokens of each completion, at least one.
-
-    The share is between mask_ratio_min and mask_ratio_max. An end of text is never chosen."""
-    rng = np.random.default_rng(seed)
-    text = encoded.maskable & (encoded.tokens != tok.eos_id)
-    ratio = rng.uniform(cfg.mask_ratio_min, cfg.mask_ratio_max, (len(text), 1))
-    noise = np.where(text, rng.random(text.shape), 2)
-    rank = noise.argsort(1).argsort(1)
-    count = np.maximum(np.rint(ratio * text.sum(1, keepdims=True)), 1)
-    return encoded._replace(maskable=text & (rank < count))
-
-
 def given_masks(encoded: data.Batch, cfg: Any, tok: Tokenizer) -> data.Batch | None:
     """Use the column `masked` of a fill-in task: completions in which some tokens are <|mask|>.
 
     The masked tokens are those of the completion that a row has, if any, for a denoiser to learn from. Return None
-    unless every row has that column: then `mask_completions` chooses the positions.
+    unless every row has that column: then fill_in.py chooses the positions.
     """
     if not all("masked" in row for row in encoded.rows):
         return None
@@ -150,23 +147,26 @@ def given_masks(encoded: data.Batch, cfg: Any, tok: Tokenizer) -> data.Batch | N
     for i, row in enumerate(encoded.rows):
         ids = tok.encode(row["masked"], specials=True)
         if tok.mask_id not in ids or len(ids) > cfg.max_new_tokens:
-            raise ValueError(
-                f"{cfg.dataset}: masked={row['masked'][:80]!r} has {ids.count(tok.mask_id)} <|mask|> among {len(ids)} "
-                f"tokens; there should be at least one, and no more tokens than max_new_tokens={cfg.max_new_tokens}"
-            )
+            from data import fill_in
+
+            fill_in.refuse_masks(row, ids, cfg, tok)
         tokens[i, start : start + len(ids)] = ids
     maskable = tokens == tok.mask_id
     others = (tokens != encoded.tokens) & ~maskable
     if cfg.objective == "pretrain" and others.any():
-        row = encoded.rows[np.flatnonzero(others.any(1))[0]]
-        raise ValueError(f"{cfg.dataset}: masked={row['masked'][:80]!r} should be the completion "
-                         f"{row['completion'][:80]!r} with some tokens masked")  # fmt: skip
+        from data import fill_in
+
+        fill_in.refuse_completion(encoded.rows[int(others.any(1).argmax())], cfg)
     return encoded._replace(tokens=np.where(maskable, encoded.tokens, tokens), maskable=maskable)
 
 
 def masked_rows(encoded: data.Batch, cfg: Any, tok: Tokenizer) -> data.Batch:
     """Mask the rows of a fill-in task for evaluations, always in the same way."""
-    return given_masks(encoded, cfg, tok) or mask_completions(encoded, cfg, tok, 0)
+    if given := given_masks(encoded, cfg, tok):
+        return given
+    from data import fill_in
+
+    return fill_in.mask_completions(encoded, cfg, tok, 0)
 
 
 def readable_prompt(row: dict[str, Any]) -> str:
@@ -183,7 +183,9 @@ def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: data.Batch) -> Callable[..
         index = allowed(step)
         chosen = index[data.batch_indices(len(index), cfg.batch_size, step, cfg.seed)]
         if cfg.fill_in and given is None:
-            return mask_completions(encoded.part(chosen), cfg, tok, [cfg.seed, step])
+            from data import fill_in
+
+            return fill_in.mask_completions(encoded.part(chosen), cfg, tok, [cfg.seed, step])
         return (given or encoded).part(chosen)
 
     return draw

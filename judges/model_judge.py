@@ -18,6 +18,7 @@ import data
 import diffusion
 import model
 from checkpoints import checkpoint
+from checkpoints.best import best_checkpoint
 from data import texts
 from system import sharding
 
@@ -128,7 +129,7 @@ def coherence(
 
 def load(folder: Any, dtype: str = "float32") -> Callable:
     """Load a judge -> its reward. dtype: to compute in."""
-    found, _ = checkpoint.best(data.local_copy(folder))
+    found, _ = best_checkpoint(data.local_copy(folder))
     run = checkpoint.read_run(found)
     best, keys = run.get("best") or {}, run.get("config", {})
     params, cfg = checkpoint.load(found, dtype)

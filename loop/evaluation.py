@@ -56,7 +56,7 @@ def rewards_of_pretraining(cfg: Any, tok: Any, shown: data.Batch) -> tuple[dict,
     those of `shown`, without their completions if they have prompts."""
     asked = shown
     if cfg.max_prompt_len and not cfg.fill_in:
-        asked = texts.eval_subset(texts.encode_split(cfg, tok, "val", with_completions=False), cfg)
+        asked = texts.eval_texts(cfg, tok, with_completions=False)
     exact = {"exact": rewards.REWARDS["exact"]} if cfg.max_prompt_len else {}  # without rewards: equal to the data
     fns, more = reward_functions(cfg, tok, asked.rows, exact)
     if not fns and not more:

@@ -16,6 +16,7 @@ import data
 import rewards
 from data import readers
 from judges import own
+from system.terminal import quote
 
 
 @contextlib.contextmanager
@@ -63,7 +64,7 @@ def as_splits(rows):
     too_few = len(splits["train"]) < 2 and not (splits["train"] and splits["val"])
     if too_few or given.keys() - set(itertools.chain(*data.SPLITS.values())):
         raise ValueError(
-            f"rows={data.quote(rows)}: expected a list of two rows or more, or {{'train': rows, 'val': rows}}"
+            f"rows={quote(rows)}: expected a list of two rows or more, or {{'train': rows, 'val': rows}}"
         )
     if not splits["val"]:
         splits = {split: readers.held_out_part(splits["train"], split, "the list of rows") for split in splits}

@@ -1,21 +1,17 @@
-"""Write files so that a crash loses nothing, and name the file when something fails."""
+"""Read and write files, so that a crash loses nothing, and name the file when something fails."""
 
 import contextlib
-import itertools
 import json
-import math
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 import safetensors
 
-from system import files
-
-SHARD = 5_000_000_000  # bytes of a file of tensors; a larger model is several files
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the start of a file that Git LFS has not fetched
 
 
 class Stored(NamedTuple):
@@ -27,7 +23,7 @@ class Stored(NamedTuple):
 
 
 @contextlib.contextmanager
-def naming(path: str) -> Iterator[None]:
+def naming(path: str | Path) -> Iterator[None]:
     """Put the path into the body's errors of the disk: those of a write, a sync or a close name no file."""
     try:
         yield
@@ -37,24 +33,24 @@ def naming(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing(path: str, mode: str = "w") -> Iterator[IO]:
+def writing(path: str | Path, mode: str = "w") -> Iterator[IO]:
     """Open a file to write; all errors name it, those of closing included."""
     with naming(path), open(path, mode, encoding=None if "b" in mode else "utf-8") as f:
         yield f
 
 
 @contextlib.contextmanager
-def replacing(path: str, mode: str = "w") -> Iterator[IO]:
+def replacing(path: str | Path, mode: str = "w") -> Iterator[IO]:
     """Open a file that replaces the one at `path` when complete; until then, or after a kill, the old one stays."""
     with writing(f"{path}.new", mode) as f:
         yield f
     os.replace(f"{path}.new", path)
 
 
-def write_json(path: str, value: Any) -> None:
-    """Write a value as JSON."""
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value as JSON that a person can read."""
     with writing(path) as f:
-        json.dump(value, f, indent=2)
+        json.dump(value, f, ensure_ascii=False, indent=2)
 
 
 def write_tensors(path: str, tensors: list[Stored]) -> None:
@@ -82,46 +78,36 @@ def write_files(folder: str, files: dict[str, Any]) -> None:
         (write_json if isinstance(content, dict) else write_tensors)(os.path.join(folder, name), content)
 
 
-def split_into_files(stem: str, tensors: list[Stored]) -> dict[str, Any]:
-    """Split tensors into files of about SHARD bytes -> {name: content} as `write_files` takes them.
-
-    stem: one file is called stem.safetensors, of several the first stem-00001-of-00002.safetensors.
-    """
-    sizes = [tensor.like.size * tensor.like.dtype.itemsize for tensor in tensors]
-    total = sum(sizes)
-    n_files = math.ceil(total / SHARD)
-    starts = itertools.accumulate(sizes[:-1], initial=0)
-    numbers = [start * n_files // total for start in starts]
-    used = sorted(set(numbers))  # a number is left out where a tensor is larger than a file
-    if len(used) == 1:
-        return {f"{stem}.safetensors": tensors}
-    names = [f"{stem}-{used.index(number) + 1:05d}-of-{len(used):05d}.safetensors" for number in numbers]
-    found: dict[str, Any] = {}
-    for tensor, name in zip(tensors, names, strict=True):
-        found.setdefault(name, []).append(tensor)
-    index = {
-        "metadata": {"total_size": total},
-        "weight_map": {tensor.name: name for tensor, name in zip(tensors, names, strict=True)},
-    }
-    return found | {f"{stem}.safetensors.index.json": index}
+def regular_file(file: Any) -> Any:
+    """Return the path itself; raise ValueError for a pipe or a device, which might never end, and for a pointer that
+    Git LFS left in place of the file."""
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise ValueError(f"{file} is not an ordinary file but a folder, a pipe or a device: put the file there itself")
+    with contextlib.suppress(OSError), open(file, "rb") as f:  # the caller, who reads it, reports these errors
+        if f.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise ValueError(f"{file} is only a pointer of Git LFS to the file: git lfs pull fetches it")
+    return file
 
 
-def read_json(path: str) -> dict[str, Any]:
-    """Read a JSON file that holds an object."""
-    if not os.path.exists(path):
-        raise ValueError(f"{path} cannot be read as JSON: there is no such file")
-    return files.read_json(path)
+def read_json(file: str | Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object; {} if there is no such file."""
+    file = Path(file)
+    try:
+        found = json.loads(regular_file(file).read_text(encoding="utf-8")) if file.exists() else {}
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise ValueError(f"{file} cannot be read as JSON: {e}") from e
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} holds a {type(found).__name__}, expected an object such as {{...}}")
+    return found
 
 
 def open_tensors(file: str) -> dict[str, Any]:
     """Open a safetensors file -> {name of a tensor: the open file}."""
     try:
-        handle = safetensors.safe_open(files.regular_file(file), "numpy")
+        handle = safetensors.safe_open(regular_file(file), "numpy")
     except (OSError, safetensors.SafetensorError) as e:
-        folder = os.path.dirname(file)
-        is_of_run = re.fullmatch(r"step-\d+", os.path.basename(folder))  # checkpoint.py names its folders so
-        cure = f"; delete {folder} to use the checkpoint before it" if is_of_run else ""
-        raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}{cure}") from None
+        raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}; in a run, delete "
+                         f"{os.path.dirname(file)} to use the checkpoint before it") from None  # fmt: skip
     return dict.fromkeys(handle.keys(), handle)
 
 

@@ -49,6 +49,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import sample as sampler
     import train as trainer
     from checkpoints import checkpoint
+    from checkpoints.best import best_checkpoint
     from data import texts
     from grpo import advantages as group_advantages
     from judges import rules
@@ -533,10 +534,10 @@ def asked(recipe, n_rows, other=None):
     """Name of a recipe -> params, the config of its run, arrays of Text, and score(tokens) -> accuracy (nan if there is
     no reward), tokens. other: the folder of another run, whose params are taken."""
     run = dataclasses.replace(config.read_file(f"config/{recipe}.py"), eval_size=n_rows)
-    folder = checkpoint.best(other or find_or_train(f"config/{recipe}.py", trainer.train))[0]
+    folder = best_checkpoint(other or find_or_train(f"config/{recipe}.py", trainer.train))[0]
     params, shape = checkpoint.load(folder)
     run, tok = dataclasses.replace(run, model=shape), data.open_tokenizer(folder, shape.vocab_size)
-    text = texts.eval_subset(texts.encode_split(run, tok, "val", with_completions=not run.max_prompt_len), run)
+    text = texts.eval_texts(run, tok, with_completions=not run.max_prompt_len)
     arrays = text.arrays()
     fns = {"words": right_words} if recipe == "long_base" else run_rewards.reward_functions(run, tok, text.rows)[0]
 

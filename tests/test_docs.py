@@ -89,7 +89,7 @@ def test_the_readme_links_every_page_and_the_list_has_every_recipe():
 @pytest.mark.parametrize("path", READ)
 def test_every_file_and_function_that_a_page_names_is_there(path):
     text = read(path)
-    folders = "assets|checkpoints|config|data|docs|judges|loop|system|tests|tools|variants"
+    folders = "assets|checkpoints|config|data|docs|judges|loop|system|tests|tokens|tools|variants"
     for file in re.findall(rf"`((?:{folders})/[\w/]+\.\w+)`", text):
         assert os.path.exists(file), file
     for module, name in re.findall(r"`(\w+)\.(\w+)`", text):

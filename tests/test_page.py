@@ -14,9 +14,10 @@ import data
 import model
 import sample
 from checkpoints import huggingface
-from data import foreign, learn
+from data import learn
 from sample import Plan
 from system import sections
+from tokens import foreign
 from tools import complete, page
 from variants import rules  # noqa: F401  (its order)
 

@@ -19,10 +19,10 @@ import model
 import rewards
 import sample
 from checkpoints import checkpoint, huggingface
-from data import bpe
 from data.texts import completion_ids
 from rl import loss_mask
-from system import disk, sections
+from system import sections
+from tokens import bpe
 from tools import complete
 
 SIZES = dict(vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -269,7 +269,7 @@ def test_tensors_that_are_not_those_of_the_model_are_refused(change, said, tmp_p
 
 
 def test_an_export_keeps_16_bits_and_positions_is_split_and_says_which_code_it_needs(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(disk, "SHARD", 8000)
+    monkeypatch.setattr(huggingface, "SHARD", 8000)
     byte_model(folder := f"{tmp_path}/a", "bfloat16", max_positions=512)
     assert complete.main([folder, f"--export={tmp_path}/b"]) == 0
     said = capsys.readouterr().err

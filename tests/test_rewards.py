@@ -429,7 +429,7 @@ def test_nothing_is_written_over_a_file(tmp_path, monkeypatch):
     (["{file}", "--rewards=tests", "--reward_weights=1,2"], "1 rewards (tests) but 2 reward_weights"),
     (["{file}", "--rewards=tests", "--reward_weights=nan"], "--reward_weights=nan: expected a tuple"),
     (["{file}", "--rewards=tests", "--reward_weights=x"], "--reward_weights=x: expected a tuple"),
-    (["{bad}", "--rewards=tests"], "line 1: not JSON"),
+    (["{bad}", "--rewards=tests"], "a line is an object in JSON"),
     (["{prompts}", "--rewards=tests"], "row 0 has no completion to score"),
     (["{file}", "--rewards=tests", "--programs.unsafe=everything"], "everything")])
 def test_a_mistake_gets_one_sentence_and_exit_code_2(args, message, tmp_path):

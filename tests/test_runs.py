@@ -70,7 +70,8 @@ def assert_whole(cfg, steps):
         folder = f"{cfg.out_dir}/step-{step:06d}"
         state, run = resume.restore(folder, state_at(0))
         params, shape = checkpoint.load(folder)
-        assert run["step"] == state.step == step and data.open_tokenizer(folder) == TOK
+        assert run["step"] == state.step == step
+        assert shared.facts(data.open_tokenizer(folder)) == shared.facts(TOK)
         for kept in (state.params, state.opt_state[1]["mu"], params):
             for name, x in flat(state_at(step).params).items():
                 np.testing.assert_array_equal(flat(kept)[name], x)
@@ -162,12 +163,12 @@ def moments(monkeypatch, act):
 
 
 def test_a_kill_at_any_moment_of_saving_leaves_whole_checkpoints_and_the_next_save_cleans_up(cfg, monkeypatch):
-    """At every fourth one; test_faults.py has every operation of whole runs."""
+    """At every third one; test_faults.py has every operation of whole runs."""
     for step in (5, 10):
         save(cfg, step)
     shutil.copytree(cfg.out_dir, f"{cfg.out_dir}.copy")
     found = set()
-    for n in range(0, moments(monkeypatch, lambda: save(cfg, 15)), 4):
+    for n in range(0, moments(monkeypatch, lambda: save(cfg, 15)), 3):
         shutil.rmtree(cfg.out_dir)
         shutil.copytree(f"{cfg.out_dir}.copy", cfg.out_dir)
         with killed_at(monkeypatch, n):

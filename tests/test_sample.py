@@ -24,6 +24,7 @@ from checkpoints import huggingface
 from sample import Plan, generate, row_keys
 from system import kernels, sharding, terminal
 from system.filters import nucleus
+from tokens import foreign
 from tools import complete
 from variants import caches, repetition_penalty, rules  # noqa: F401
 
@@ -717,10 +718,11 @@ def test_a_file_is_filled_and_written(folder, capsys, tmp_path):
 @pytest.fixture
 def causal(tmp_path):
     """A folder of a causal model without a mask, in which its last id, the end of a turn in ChatML, may come next."""
-    tok = data.Tokenizer.bytes()
-    specials = {"<|mask|>": 300, "<|eos|>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
+    specials = {"<|eos|>": 256, "<|im_start|>": 257, "<|im_end|>": 258, "<|mask|>": 259}
     roles = dict(mask="<|mask|>", eos="<|eos|>", pad="<|eos|>")
-    tok = data.Tokenizer(tok.vocab, specials, roles, visible=["<|im_end|>"])
+    spec = data.Tokenizer(data.Tokenizer.bytes().vocab, specials, roles).content()
+    next(token for token in spec["added_tokens"] if token["id"] == 258)["special"] = False
+    tok = foreign.Foreign(foreign.package().Tokenizer.from_str(json.dumps(spec)), roles)
     cfg = model.ModelConfig(vocab_size=259, n_layer=1, n_head=2, d_model=16, causal=True, shift=True, eos_id=256)
     params = sharp(cfg, 1)
     huggingface.save(tmp_path, params, cfg)
@@ -853,7 +855,7 @@ def test_a_model_that_is_still_to_come_is_answered_with_the_command_that_makes_i
     for name in ("out/sudoku", "config/sudoku.py"):
         code, _, err = run(capsys, name)
         assert code == 2 and err.startswith(f"error: '{name}' is not a folder: give the out_dir of a run")
-        assert err.endswith("; python train.py config/sudoku.py makes out/sudoku\n") and "huggingface" not in err
+        assert err.endswith("; python train.py config/NAME.py makes out/NAME\n") and "huggingface" not in err
 
 
 def test_help_names_every_field_of_a_plan_with_its_meaning(capsys):

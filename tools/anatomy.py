@@ -34,7 +34,7 @@ import rl
 import train
 from data import texts
 from loop import report, runs, setup
-from system import files, sharding, terminal
+from system import disk, sharding, terminal
 from tools import flags
 
 PROMPTS = 6  # on the page, at most
@@ -207,5 +207,7 @@ def write(argv: list[str], path: str) -> None:
             run, state, *_ = setup.setup(cfg, claims, train.train)
             print(f"the first iteration from {run.cfg.init_from}: 10 to 60 s, as it is compiled")
             content = pack(run, record_iteration(run, state))
-    files.write_whole(path, report.fill_template(Path(__file__).with_suffix(".html"), Path(argv[0]).stem, content))
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with disk.replacing(path) as f:
+        f.write(report.fill_template(Path(__file__).with_suffix(".html"), Path(argv[0]).stem, content))
     print(f"{path} shows it: open it in a browser")

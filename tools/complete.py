@@ -20,7 +20,8 @@ from tqdm import tqdm
 import config
 import data
 import sample
-from checkpoints import checkpoint, huggingface
+from checkpoints import adapters, checkpoint, huggingface
+from checkpoints.best import best_checkpoint
 from loop import runs
 from sample import Plan
 from system import sections, sharding, terminal, unknown
@@ -42,7 +43,7 @@ class Model(NamedTuple):
 
 def best_in(folder):
     """Choose the best checkpoint in a folder, which is downloaded or made first if need be."""
-    return checkpoint.best(data.local_copy(data.prepare(folder)))
+    return best_checkpoint(data.local_copy(data.prepare(folder)))
 
 
 def find_model(folder, open_as=None, dtype=None, bits=None, packed=True):
@@ -53,7 +54,7 @@ def find_model(folder, open_as=None, dtype=None, bits=None, packed=True):
     if why != "asked for":
         print(f"{folder}: {why}", file=sys.stderr)
     trained = checkpoint.read_run(folder).get("config", {})
-    pack = checkpoint.pack_as_trained(folder, bits) if packed else None
+    pack = adapters.pack_as_trained(trained, bits) if packed else None
     params, cfg = checkpoint.load(folder, dtype, open_as, pack)
     tok = data.open_tokenizer(folder, cfg.vocab_size)
     return Model(folder, params, huggingface.fit_tokenizer(folder, cfg, tok), tok, trained)
@@ -228,8 +229,14 @@ def export(folder, loaded):
     """Write a model and its tokenizer to a Hugging Face folder."""
     huggingface.save(folder, loaded.params, loaded.cfg)
     loaded.tok.save(folder)
-    if needed := huggingface.code_elsewhere(loaded.cfg):
-        print(f"{folder}: {needed}", file=sys.stderr)
+    kind = huggingface.family_of(loaded.cfg)
+    family = huggingface.FAMILIES[kind]
+    if family.code:
+        print(
+            f"{folder}: transformers has no {family.architecture}: elsewhere this folder (model_type {kind!r}) needs "
+            f"the code of {family.code}, its *.py files and the auto_map of its config.json",
+            file=sys.stderr,
+        )
 
 
 def fill(options, given, rows, loaded):

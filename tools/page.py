@@ -23,10 +23,11 @@ import numpy as np
 
 import data
 from checkpoints import checkpoint
-from data import bpe, texts
+from data import texts
 from loop import report, same_run
 from sample import Plan
-from system import files, sections
+from system import disk, sections
+from tokens import bpe
 
 LARGEST = 5_000_000  # parameters
 HELD_OUT = 100  # rows
@@ -58,7 +59,7 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
     first = loaded[0]
     for one in loaded:
         check_model(one)
-        if one.tok != first.tok:
+        if files_of(one.tok) != files_of(first.tok):
             raise ValueError(f"{first.folder} and {one.folder} have two tokenizers, so they cannot fill the same text")
     check_plan(setting.plan)
     names = names_of([one.folder for one in loaded])
@@ -75,7 +76,9 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
     }
     folder = Path(__file__).parent
     network = (folder / "page.js").read_text(encoding="utf-8")
-    files.write_whole(path, report.fill_template(folder / "page.html", " and ".join(names), content, model=network))
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with disk.replacing(path) as f:
+        f.write(report.fill_template(folder / "page.html", " and ".join(names), content, model=network))
 
 
 # ---- what a page can run ---------------------------------------------------------------------------------------------
@@ -85,17 +88,22 @@ def check_model(one):
     """Raise an error that says why a page cannot run a model."""
     checkpoint.refuse_judge(one.folder, one.params)
     cfg, size = one.cfg, sum(leaf.size for leaf in jax.tree.leaves(one.params))
-    lacking = differing(cfg, SWITCHES)
+    lacking, ours = differing(cfg, SWITCHES), data.Tokenizer.from_ranks(one.tok.vocab)
     lacking |= {name: one.trained.get(name) for name in ("texts.chat_template", "texts.instruction")}
     for wrong, what in (
         (size > LARGEST, f"{size:,} parameters, and a page takes at most {LARGEST:,}; use --prompt and --show"),
         *((value, f"{name}={value}, which the page lacks") for name, value in lacking.items()),
         (cfg.block and cfg.shift, f"blocks.block={cfg.block} and shift=True, which the page cannot sample"),
         (cfg.mask_id is None, "no mask token, so nothing can be masked"),
-        (data.Tokenizer.from_ranks(one.tok.vocab) != one.tok, "a tokenizer from elsewhere: the page has bytes or BPE"),
+        (files_of(ours) != files_of(one.tok), "a tokenizer from elsewhere: the page has bytes or BPE"),
     ):
         if wrong:
             raise ValueError(f"{one.folder} has {what}")
+
+
+def files_of(tok):
+    """Make the content of the two files of a tokenizer, by which it is known."""
+    return tok.content(), tok.settings()
 
 
 def differing(values, known):
@@ -196,7 +204,7 @@ def pack_row(row):
 def held_out_rows(one, run):
     """Read the rows that the run's evaluations score; say so if they are not here."""
     try:
-        return texts.eval_subset(texts.encode_split(run, one.tok, "val", with_completions=False), run).rows
+        return texts.eval_texts(run, one.tok, with_completions=False).rows
     except (OSError, ValueError) as e:
         print(f"{one.folder}: the page has no held-out rows, --data=FILE gives it some ({e})", file=sys.stderr)
         return []

@@ -21,10 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import data
 import model
 from checkpoints import huggingface
-from data import bpe, byte_merges, foreign, learn
+from data import learn
 from data.acecode import prepare as real_acecode
 from data.countdown_tasks import prepare as real_countdown
-from system import files, sections, sharding
+from data.making import write_whole
+from system import disk, sections, sharding
+from tokens import bpe, byte_merges, foreign
 from variants import blocks, gemma, moe
 
 HERE = Path(__file__).parent
@@ -121,6 +123,14 @@ def tokenizer(name):
     return foreign.Foreign(foreign.package().Tokenizer.from_str(json.dumps(spec)), roles)
 
 
+def bos_processor(text, i):
+    """Make the post-processor of a tokenizer.json that writes this special token before every text."""
+    first, a, b = {"SpecialToken": {"id": text, "type_id": 0}}, *({"Sequence": {"id": name, "type_id": n}}
+                                                                  for n, name in enumerate("AB"))
+    return {"type": "TemplateProcessing", "single": [first, a], "pair": [first, a, first, b],
+            "special_tokens": {text: {"id": text, "ids": [i], "tokens": [text]}}}
+
+
 def sentencepiece(merges, specials, roles):
     """Make a tokenizer like Gemma's: characters, ▁ for a space, bytes only for characters that no token has.
 
@@ -140,7 +150,7 @@ def sentencepiece(merges, specials, roles):
             "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
             "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
                               "invert": False},
-            "post_processor": byte_merges.bos_processor(["<bos>"], [vocab["<bos>"]]),
+            "post_processor": bos_processor("<bos>", vocab["<bos>"]),
             "decoder": {"type": "Sequence", "decoders": [*fallback, {"type": "Fuse"}]},
             "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
                       "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
@@ -152,22 +162,22 @@ def write_tokenizer(folder, tok, name):
     _, specials, roles, _ = MODELS[name]
     if name in ("dream", "diffucoder"):
         merges = [" ".join(pair) for pair in tok.content()["model"]["merges"]]
-        files.write_json(folder / "vocab.json", {bpe.to_text(token): i for token, i in tok.vocab.items()})
-        files.write_whole(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
-        files.write_json(folder / "added_tokens.json", tok.specials)
-        files.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DreamTokenizer"} | {
+        disk.write_json(folder / "vocab.json", {bpe.to_text(token): i for token, i in tok.vocab.items()})
+        write_whole(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
+        disk.write_json(folder / "added_tokens.json", tok.specials)
+        disk.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DreamTokenizer"} | {
             f"{role}_token": text for role, text in roles.items()})
         return
     tok.save(folder)
     if name == "gemma2":  # its settings name another end of text than its chat uses
         settings = folder / "tokenizer_config.json"
-        return files.write_json(settings, files.read_json(settings) | {"eos_token": "<eos>"})
-    spec, config = (files.read_json(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
+        return disk.write_json(settings, disk.read_json(settings) | {"eos_token": "<eos>"})
+    spec, config = (disk.read_json(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in specials]
     spec["model"]["vocab"] = {t: i for t, i in spec["model"]["vocab"].items() if t not in tok.specials}
     said = roles.keys() - ({"mask"} if name in ("llada", "llama") else set())
-    files.write_json(folder / "tokenizer.json", spec)
-    files.write_json(folder / "tokenizer_config.json", {
+    disk.write_json(folder / "tokenizer.json", spec)
+    disk.write_json(folder / "tokenizer_config.json", {
         key: v for key, v in config.items() if key not in {"mask_token", "eos_token", "pad_token"} or key[:-6] in said})
 
 
@@ -205,7 +215,7 @@ def make(name):
                 "can be learnt from it")  # fmt: skip
     else:
         for split, made in rows(name).items():
-            files.write_whole(making / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
+            write_whole(making / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
     shutil.rmtree(HERE / name, ignore_errors=True)
     making.rename(HERE / name)
     print(f"data/tiny/{name}: {said}")

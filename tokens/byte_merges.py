@@ -1,11 +1,11 @@
 """
-What a tokenizer.json says of a tokenizer that has more than single bytes: its merges, and the special tokens that it
-writes before every text; and the ranks in a .tiktoken file.
+The merges in the tokenizer.json of a tokenizer that has more than single bytes, and the ranks in a .tiktoken file.
 """
 import base64
 import itertools
 from pathlib import Path
-from typing import Any
+
+from system.disk import regular_file
 
 
 def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
@@ -31,21 +31,11 @@ def split_token(token, ranks):
     return parts
 
 
-def bos_processor(bos: tuple[str, ...], ids: list[int]) -> dict[str, Any] | None:
-    """Make the post-processor of a tokenizer.json that writes these special tokens before every text; None for none."""
-    if not bos:
-        return None
-    first = [{"SpecialToken": {"id": text, "type_id": 0}} for text in bos]
-    a, b = ({"Sequence": {"id": name, "type_id": n}} for n, name in enumerate("AB"))
-    tokens = {}
-    for text, i in zip(bos, ids, strict=True):
-        tokens[text] = {"id": text, "ids": [i], "tokens": [text]}
-    return {
-        "type": "TemplateProcessing",
-        "single": [*first, a],
-        "pair": [*first, a, *first, b],
-        "special_tokens": tokens,
-    }
+def find_ranks(path: Path) -> dict[bytes, int] | None:
+    """Read the .tiktoken file that a path is, or that a folder has; None if it has the files of another tokenizer."""
+    if path.is_dir() and not any((path / name).exists() for name in ("tokenizer.json", "vocab.json")):
+        path = next(iter(sorted(path.glob("*.tiktoken"))), path)
+    return read_ranks(regular_file(path)) if path.suffix == ".tiktoken" and not path.is_dir() else None
 
 
 def read_ranks(file: Path) -> dict[bytes, int]:

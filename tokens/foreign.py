@@ -7,13 +7,14 @@ import types
 from pathlib import Path
 from typing import Any
 
-from data.bpe import SETTINGS, Tokenizer, to_bytes
-from system.files import read_json, regular_file
+from system.disk import read_json, regular_file
+from tokens.bpe import Tokenizer, to_bytes
 
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+SETTINGS = "bos_token", "chat_template", "model_max_length"  # of tokenizer_config.json, which are kept
 MASKS = "<|mask|>", "<|mdm_mask|>", "<mask>", "<|MASK|>", "|<MASK>|", "<MASK>"  # for files that do not name theirs
 
 
@@ -30,14 +31,21 @@ def package() -> types.ModuleType:
 class Foreign(Tokenizer):
     """A tokenizer that the package `tokenizers` runs."""
 
-    def __init__(self, engine: Any, roles: dict[str, str], **more: Any):
-        """Make a tokenizer from one of the package. roles and more: as `Tokenizer` takes them."""
+    def __init__(self, engine: Any, roles: dict[str, str], bos: tuple[str, ...] = (), extra: dict | None = None):
+        """Make a tokenizer from one of the package.
+
+        roles: as `Tokenizer` takes them
+        bos: (text,) if every text of the model begins with this token, else ()
+        extra: entries to write into tokenizer_config.json (a chat template)
+        """
         self._engine, added = engine, engine.get_added_tokens_decoder()
         self._is_byte_level = isinstance(engine.decoder, package().decoders.ByteLevel)
         read = to_bytes if self._is_byte_level else str.encode
         specials = {token.content: i for i, token in added.items()}
         vocab = {read(text): i for text, i in engine.get_vocab(False).items() if text not in specials}
-        super().__init__(vocab, specials, roles, [t.content for t in added.values() if not t.special], **more)
+        super().__init__(vocab, specials, roles)
+        self.bos, self.bos_ids, self.extra = bos, [specials[text] for text in bos], extra or {}
+        self._hidden = {i for i, token in added.items() if token.special}
 
     def encode(self, text: str, specials: bool = False, mask: bool = True) -> list[int]:
         """Turn text into ids, as `Tokenizer.encode` does."""
@@ -52,6 +60,11 @@ class Foreign(Tokenizer):
         if self._is_byte_level:
             return super().join(ids)
         return self._engine.decode(ids, skip_special_tokens=False).encode()
+
+    def settings(self) -> dict[str, Any]:
+        """Return the content of tokenizer_config.json."""
+        bos = {"bos_token": self.bos[0], "add_bos_token": True} if self.bos else {}
+        return self.extra | super().settings() | bos
 
     def content(self) -> dict[str, Any]:
         """Return the content of tokenizer.json."""
@@ -100,7 +113,7 @@ def from_engine(engine, config):
     begun = engine.encode("a", add_special_tokens=config.get("add_bos_token") is not False)
     bos = begun.tokens[: begun.special_tokens_mask.index(0)]
     extra = {key: config[key] for key in SETTINGS if key in config}
-    return Foreign(engine, roles, bos=tuple(bos), extra=extra)
+    return Foreign(engine, roles, tuple(bos), extra)
 
 
 def find_roles(config, vocab):

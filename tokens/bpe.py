@@ -2,8 +2,8 @@
 Turn text into token ids and back.
 
 Byte-level BPE cuts a text into pieces with a regular expression and each piece into bytes; then it merges neighbouring
-tokens, always the pair that was learnt first. The tokenizers that this project trains (learn.py) do that, and tiktoken
-runs them. Those of other people are in foreign.py, which loads when a folder has one. Both are a `Tokenizer`.
+tokens, always the pair that was learnt first. The tokenizers that this project trains (data/learn.py) do that, and
+tiktoken runs them. Those of other people are in foreign.py, which loads when a folder has one. Both are a `Tokenizer`.
 """
 
 import builtins
@@ -16,7 +16,7 @@ from typing import Any
 
 import tiktoken
 
-from system.files import read_json, regular_file, write_json
+from system.disk import read_json, write_json
 
 # The pieces of our own BPE: words, at most two digits (GPT-4 takes three: 1000 tokens to learn), runs of other
 # characters, a line break with the indentation after it. The classes mean the same to `re`, tiktoken and `tokenizers`.
@@ -25,35 +25,22 @@ OWN_PATTERN = r" ?[A-Za-z]+| ?[0-9]{1,2}| ?[^ \t\nA-Za-z0-9]+|\n[ \t]*|[ \t]+"
 
 SPECIALS = {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"}  # ours, in the order of their ids
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-SETTINGS = "bos_token", "chat_template", "model_max_length"  # of tokenizer_config.json, which a Tokenizer keeps
 UNKNOWN = "\ufffd"
 
 
 class Tokenizer:
     """Encode and decode text. The ids that matter are mask_id, eos_id and pad_id; every id is below vocab_size."""
 
-    def __init__(
-        self,
-        vocab: dict[bytes, int],
-        specials: dict[str, int],
-        roles: dict[str, str],
-        visible: Iterable[str] = (),
-        bos: tuple[str, ...] = (),
-        extra: dict[str, Any] | None = None,
-    ):
+    def __init__(self, vocab: dict[bytes, int], specials: dict[str, int], roles: dict[str, str] = SPECIALS):
         """Make a tokenizer from its tokens.
 
         vocab {token: id}: the ordinary tokens; in our own BPE the id is also the rank of the merge
         specials {text: id}: the added tokens
         roles {"mask", "eos", "pad": text}: the added tokens with these roles
-        visible: the added tokens that are ordinary text to a reader
-        bos: (text,) if every text of the model begins with this token (Llama 3, Gemma), else ()
-        extra: entries to write into tokenizer_config.json (a chat template)
         """
         self.vocab, self.specials, self.roles = vocab, specials, roles
-        self.visible, self.bos, self.extra = frozenset(visible), bos, extra or {}
         self.mask_id, self.eos_id, self.pad_id = (specials[roles[role]] for role in ("mask", "eos", "pad"))
-        self.bos_ids = [specials[text] for text in bos]
+        self.bos_ids: list[int] = []  # [id] if every text of the model begins with this token (Llama 3, Gemma)
         if self.mask_id in (self.eos_id, self.pad_id):
             raise ValueError(
                 f"{roles['mask']!r} is the mask and also the end or the padding of a text: a masked position must "
@@ -61,7 +48,7 @@ class Tokenizer:
             )
         self.vocab_size = max(*vocab.values(), *specials.values()) + 1
         self._bytes = {i: token for token, i in vocab.items()} | {i: text.encode() for text, i in specials.items()}
-        self._hidden = {i for text, i in specials.items() if text not in self.visible}
+        self._hidden = set(specials.values())  # unless they are asked for
 
     @functools.cached_property
     def _tiktoken(self):
@@ -76,7 +63,7 @@ class Tokenizer:
         specials: read special tokens in the text, such as `<|eos|>`, as one id each; False: they are ordinary text
         mask: with specials, read `<|mask|>` as well; False for prompts, where the sampler would fill it
         """
-        allowed = set(self.specials) if specials else set(self.visible)
+        allowed = set(self.specials) if specials else set()
         if not mask:
             allowed.discard(self.roles["mask"])
         text = unicodedata.normalize("NFC", text)
@@ -99,12 +86,6 @@ class Tokenizer:
         """Put the model's first token before the ids of a text, unless it is already there."""
         return ids if ids[: len(self.bos_ids)] == self.bos_ids else self.bos_ids + ids
 
-    def __eq__(self, other: object) -> bool:
-        """True if both give all texts the same ids, and the same ids the same roles."""
-        if not isinstance(other, Tokenizer):
-            return False
-        return (self.roles, self.bos, self.content()) == (other.roles, other.bos, other.content())
-
     @classmethod
     def bytes(cls) -> "Tokenizer":
         """Make the tokenizer that needs no file: one id per byte, then mask, pad and eos."""
@@ -114,30 +95,30 @@ class Tokenizer:
     def from_ranks(cls, ranks: dict[builtins.bytes, int]) -> "Tokenizer":
         """Make our own BPE from {token: rank}, with our special tokens after the last rank."""
         first = max(ranks.values()) + 1
-        return cls(ranks, {text: first + i for i, text in enumerate(SPECIALS.values())}, SPECIALS)
+        return cls(ranks, {text: first + i for i, text in enumerate(SPECIALS.values())})
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which Hugging Face's tools read, too."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
         write_json(Path(folder) / "tokenizer.json", self.content())
+        write_json(Path(folder) / "tokenizer_config.json", self.settings())
+
+    def settings(self) -> dict[str, Any]:
+        """Return the content of tokenizer_config.json."""
         roles = {f"{role}_token": text for role, text in self.roles.items()}
-        bos = {"bos_token": self.bos[0], "add_bos_token": True} if self.bos else {}
-        fixed = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        write_json(Path(folder) / "tokenizer_config.json", self.extra | fixed | roles | bos)
+        return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | roles
 
     def content(self) -> dict[str, Any]:
         """Return the content of tokenizer.json."""
-        added = [
-            {"id": i, "content": text} | FLAGS | {"special": text not in self.visible}
-            for text, i in self.specials.items()
-        ]
-        pairs, before_text = [], None  # of a tokenizer of single bytes
-        if self.bos or max(map(len, self.vocab)) > 1:
-            from data import byte_merges
+        added = [{"id": i, "content": text} | FLAGS for text, i in self.specials.items()]
+        pairs = []
+        if max(map(len, self.vocab)) > 1:
+            from tokens import byte_merges  # single bytes have no merges
 
-            pairs, before_text = byte_merges.merges_of(self.vocab), byte_merges.bos_processor(self.bos, self.bos_ids)
+            pairs = byte_merges.merges_of(self.vocab)
         spec = byte_level_spec(self.vocab, pairs, added, OWN_PATTERN, nfc=True)
         spec["model"]["ignore_merges"] = True  # a piece that is a token stays whole, as in tiktoken
-        return spec | {"post_processor": before_text}
+        return spec
 
 
 # ---- our tokenizer.json ----------------------------------------------------------------------------------------------
@@ -195,47 +176,20 @@ def byte_level_spec(
 
 
 def read_own(path: Path) -> Tokenizer | None:
-    """Read a .tiktoken file, or a tokenizer.json as this project writes it, which tiktoken runs; None: others wrote it,
+    """Read a tokenizer.json as this project writes it, which tiktoken runs, or a .tiktoken file; None: others wrote it,
     or something beside it says more."""
-    if ranks := ranks_file(path):
-        from data import byte_merges
-
-        return Tokenizer.from_ranks(byte_merges.read_ranks(regular_file(ranks)))
     file = path / "tokenizer.json" if path.is_dir() else path
-    more = "chat_template.jinja", "added_tokens.json"
-    if file.name != "tokenizer.json" or not file.is_file() or any(file.with_name(name).exists() for name in more):
+    if file.name != "tokenizer.json" or not file.is_file():
+        from tokens import byte_merges
+
+        ranks = byte_merges.find_ranks(path)
+        return Tokenizer.from_ranks(ranks) if ranks else None
+    if any(file.with_name(name).exists() for name in ("chat_template.jinja", "added_tokens.json")):
         return None
-    spec, config = read_json(file), read_json(file.with_name("tokenizer_config.json"))
-    if {"chat_template", "added_tokens_decoder"} & config.keys():
-        return None
+    spec, settings = read_json(file), read_json(file.with_name("tokenizer_config.json"))
     try:
-        if spec["pre_tokenizer"]["pretokenizers"][0]["pattern"] != {"Regex": OWN_PATTERN}:
-            return None
-        return own(
-            spec,
-            {token["content"]: token["id"] for token in spec["added_tokens"]},
-            roles={role: config[f"{role}_token"] for role in SPECIALS},
-            visible=[token["content"] for token in spec["added_tokens"] if not token["special"]],
-            bos=(config["bos_token"],) if config.get("add_bos_token") else (),
-            extra={key: config[key] for key in SETTINGS if key in config},
-        )
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        vocab = {to_bytes(text): i for text, i in spec["model"]["vocab"].items() if text not in SPECIALS.values()}
+        tok = Tokenizer.from_ranks(vocab)
+    except (KeyError, TypeError, AttributeError, ValueError):
         return None
-
-
-def ranks_file(path):
-    """Find the .tiktoken file that a path is, or that a folder has; None if it has the files of another tokenizer."""
-    if not path.is_dir():
-        return path if path.suffix == ".tiktoken" else None
-    others = any((path / name).exists() for name in ("tokenizer.json", "vocab.json"))
-    return None if others else next(iter(sorted(path.glob("*.tiktoken"))), None)
-
-
-def own(spec: dict[str, Any], specials: dict[str, int], **parts: Any) -> Tokenizer | None:
-    """Make the Tokenizer of the content of a tokenizer.json that cuts texts as ours do; None: something else differs.
-
-    specials {text: id}; parts: what else a Tokenizer takes
-    """
-    vocab = {to_bytes(text): i for text, i in spec["model"]["vocab"].items() if text not in specials}
-    tok = Tokenizer(vocab, specials, **parts)
-    return tok if tok.content() == spec else None
+    return tok if tok.settings() == settings and tok.content() == spec else None
