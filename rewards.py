@@ -25,13 +25,12 @@ from system import terminal
 if __name__ == "__main__":
     terminal.launch("tools.score")
 
-import difflib
 import importlib.util
 import inspect
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,60 +52,21 @@ class Scores(list):
 # ---- the rewards (those from models are in judges/model_judge.py) ----------------------------------------------------
 
 
-def jaccard(a, b):
-    """Measure the overlap of two sets: intersection / union."""
-    return len(a & b) / max(1, len(a | b))
-
-
-def diversity(prompts, completions, groups=None):
-    """1 - the largest overlap with another completion of the group (Jaccard, sets of 3-grams); 0.0 for a copy or blank.
-
-    A group shares its value in the column `groups`, or its prompt; None if the completion is alone in its group."""
-    grams = [frozenset(rules.ngrams(text, 3)) for text in completions]
-    members = {}
-    for i, group in enumerate(prompts if groups is None else groups):
-        members.setdefault(group, []).append(i)
-    scores = [None] * len(completions)
-    for group in members.values():
-        for i in group if len(group) > 1 else []:
-            overlap = max(jaccard(grams[i], grams[j]) for j in group if j != i)
-            scores[i] = 1.0 - overlap if grams[i] else 0.0
-    return scores
-
-
-def passes(prompts, completions, tokens_per_pass, right=-math.inf, first_reward=None):
-    """Tokens per denoising pass: 16 tokens earn 1.0 in 16 passes and 8.0 in two; 0.0 for blank text.
-
-    It is for rules that decide how many tokens to fill. With quota, dream, static, and in a causal model, the schedule
-    fixes the passes, so this would pay for length.
-
-    right: only completions whose first reward is at least this are judged, None for the others (default: all are)."""
-    earned = [fast if text.strip() else 0.0 for fast, text in zip(tokens_per_pass, completions, strict=True)]
-    if right == -math.inf:
-        return earned
-    if first_reward is None:
-        raise ValueError(f"passes(right={right}) asks what the reward before it says, and there is none: name it first")
-    return [fast if first >= right else None for fast, first in zip(earned, first_reward, strict=True)]
-
-
 RULES: dict[str, Callable] = {
     "exact": rules.exact,
     "contains": rules.contains,
-    "keywords": rules.keywords,
-    "sudoku": rules.sudoku,
     "sudoku_all": rules.sudoku_all,
-    "length": rules.length,
-    "reasoning": rules.reasoning,
 }
 # Rewards that another file adds to REWARDS when it is imported.
-FORMATS = "judges.formats"
 PROGRAMS = "judges.programs"
-ELSEWHERE = dict.fromkeys(
-    ("syntax", "tests", "tests_all", "tests_fenced", "performance", "quality", "format", "fenced"), PROGRAMS
-) | dict.fromkeys(
-    ("regex", "json", "xml", "xml_tags", "xml_soft", "xml_strict", "xml_int", "xml_answer", "math", "countdown",
-     "safety"), FORMATS
-)  # fmt: skip
+FILES = {
+    PROGRAMS: "syntax tests tests_all tests_fenced performance quality format fenced",
+    "judges.formats": "regex json xml xml_tags xml_soft xml_strict xml_int xml_answer math countdown safety keywords "
+                      "length reasoning",
+    "judges.batches": "diversity passes",
+    "judges.sudoku": "sudoku",
+}  # fmt: skip
+ELSEWHERE = {name: file for file, names in FILES.items() for name in names.split()}
 
 
 class Rewards(dict[str, Reward]):
@@ -118,8 +78,7 @@ class Rewards(dict[str, Reward]):
         return dict(self)[name]
 
 
-REWARDS = Rewards({"diversity": diversity, "passes": passes})
-REWARDS |= {name: rules.per_text(rule) for name, rule in RULES.items()}
+REWARDS = Rewards({name: rules.per_text(rule) for name, rule in RULES.items()})
 # Rewards that model_judge.rewards_of makes, and of what.
 FROM_MODELS = {"coherence": "the model in init_from", "judge": "a judge: set judge_from to its folder"}
 
@@ -137,34 +96,20 @@ def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Rewa
 
     from_models: rewards that model_judge.rewards_of made, by name.
     """
-    specs = terminal.parts(names) if isinstance(names, str) else [*map(str.strip, names)]
-    for name, _ in map(split_settings, specs):
+    fns: dict[str, Reward] = {}
+    for spec in terminal.parts(names) if isinstance(names, str) else map(str.strip, names):
+        name, settings = split_settings(spec)
         if name in ELSEWHERE and name not in REWARDS:
             importlib.import_module(ELSEWHERE[name])
-    known: dict[str, Any] = ELSEWHERE | REWARDS | FROM_MODELS | from_models
-    fns: dict[str, Reward] = {}
-    for spec in specs:
-        name, settings = split_settings(spec)
-        if spec.count("(") > spec.count(")") and not settings:
-            raise ValueError(f"the reward {spec!r} lacks a closing parenthesis, as in 'length(target=40)'")
-        if settings or ":" in name or name.endswith(".py"):
+        known: dict[str, Any] = ELSEWHERE | REWARDS | FROM_MODELS | from_models
+        fn = known.get(name)
+        if settings or not callable(fn):
             from judges import own  # a recipe of ours names rewards of ours
 
-        if name.endswith(".py"):
-            raise ValueError(f"the reward {name!r} names a file without its function: write {name}:FUNCTION")
-        path, colon, short = name.rpartition(":")
-        if not colon and name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            if name in ("overlong", "repetition"):
-                hint = " It is gone: docs/tried.md says what it was."
-            raise ValueError(f"no reward {name!r}.{hint} There are {', '.join(known)}, and path/to/file.py:function")
-        if short in fns:
-            raise ValueError(f"two rewards are called {short!r} in {names!r}")
-        if not colon and isinstance(known[name], str):
-            raise ValueError(f"the reward {name!r} is made from {FROM_MODELS[name]}")
-        fn = own.load_function(path, short) if colon else known[name]
-        fns[short] = own.with_settings(short, fn, settings) if settings else fn
+            name, fn = own.find(spec, name, settings, known)
+        if name in fns:
+            raise ValueError(f"two rewards are called {name!r} in {names!r}")
+        fns[name] = fn
     return fns
 
 
@@ -200,11 +145,9 @@ def arguments(name: str, fn: Reward, columns: dict) -> dict:
         if p.name in columns:
             taken[p.name] = columns[p.name]
         elif p.default is p.empty and p.name not in TEXTS:
-            there = ", ".join(column for column in columns if column not in TEXTS)
-            why = ": only a run knows how fast a completion was written" if p.name == "tokens_per_pass" else ""
-            if p.name in ALSO:
-                why = ". The completion of a row counts as it, but there is none (rewards.py: only with --check)"
-            raise ValueError(f"reward {name!r} needs the column {p.name!r}; there are {there or 'none'}{why}")
+            from judges import own  # most rewards find theirs
+
+            raise own.lacks_column(name, p.name, [column for column in columns if column not in TEXTS], p.name in ALSO)
     return taken
 
 
@@ -239,8 +182,8 @@ def call_reward(name: str, fn: Reward, prompts: list[str], completions: list[str
 
 def check_scores(name, scores, prompts, completions):
     """Raise a ValueError unless `scores`, a list or array, has one finite number or None per completion."""
-    ordered = hasattr(scores, "__len__") and getattr(scores, "ndim", 1) > 0
-    ordered = ordered and not isinstance(scores, (str, bytes, Mapping, Set))
+    is_list = isinstance(scores, Sequence) and not isinstance(scores, (str, bytes))
+    ordered = is_list or getattr(scores, "ndim", 0) > 0  # an array or tensor
     size = len(scores) if ordered else f"a {type(scores).__name__}"
     if size != len(completions):
         raise ValueError(f"reward {name!r} returned {size}, not one entry for each of {len(completions)} completions")
@@ -273,9 +216,6 @@ def combine(
     weights = [1.0] * len(fns) if weights is None else list(weights)
     if len(weights) != len(fns):
         raise ValueError(f"{len(fns)} rewards ({', '.join(fns)}) but {len(weights)} reward_weights {weights}")
-    for name, column in {"prompts": prompts, **columns}.items():
-        if len(column) != len(completions):
-            raise ValueError(f"the column {name!r} has {len(column)} entries for {len(completions)} completions")
     total, judged = np.zeros(len(completions)), np.zeros(len(completions), bool)
     parts = {}
     for weight, (name, fn) in zip(weights, fns.items(), strict=True):
@@ -399,19 +339,15 @@ def mean(values: np.ndarray) -> float:
     return float(known.mean()) if known.size else math.nan
 
 
-def pass_at(passed: np.ndarray, k: int) -> float:
-    """Estimate the probability that at least one of k completions of a prompt passes, without bias (2107.03374).
+def stats(values: np.ndarray, metric: str, *names: str) -> dict[str, float]:
+    """Compute the statistics `names`, of mean, std, min and max -> {metric: float}, nan if there are no values.
 
-    passed (N, n): 1, 0, or nan for no opinion. With c of n passing it is 1 - C(n - c, k) / C(n, k), averaged over the
-    prompts with at least k opinions.
-    """
-    rates = []
-    for row in passed:
-        known = row[~np.isnan(row)]
-        failed = int((known == 0).sum())
-        if len(known) >= k:
-            rates.append(1 - math.comb(failed, k) / math.comb(len(known), k))
-    return float(np.mean(rates)) if rates else math.nan
+    metric: the key of each in the result, as in "{}_length", where {} becomes the statistic's name"""
+    found = {}
+    for name in names:
+        value = getattr(values, name)() if len(values) else math.nan
+        found[metric.format(name)] = float(value)
+    return found
 
 
 def summary(parts: dict[str, np.ndarray]) -> dict[str, float]:
@@ -426,6 +362,5 @@ def summary(parts: dict[str, np.ndarray]) -> dict[str, float]:
         known = part[~np.isnan(part)]
         metrics[f"rewards/{name}/none_frac"] = 1.0 - len(known) / max(1, len(part))
         if len(known):
-            stats = {"mean": known.mean(), "std": known.std(), "min": known.min(), "max": known.max()}
-            metrics |= {f"rewards/{name}/{how}": float(value) for how, value in stats.items()}
+            metrics |= stats(known, f"rewards/{name}/{{}}", "mean", "std", "min", "max")
     return metrics

@@ -4,7 +4,7 @@ GRPO for masked diffusion language models, and the loop around it:  python train
 `iteration` is the whole algorithm; its steps are in rl.py. Pretraining and judges run in the same loop: they differ in
 where a batch comes from and in what the loss is, which a Task says. Step s derives its random numbers from the run's
 seed and s, so any step can be run again alone, and a resumed run equals the unbroken one bit for bit. What wraps the
-loop (locks, resuming, checks) is in loop/setup.py.
+loop (locks, resuming, checks) is in loop/.
 """
 from system import terminal
 
@@ -30,7 +30,6 @@ import rl
 from checkpoints import checkpoint
 from data.texts import encode_split, eval_texts, prompt_sampler, rows_of_steps, texts_to_learn
 from loop import evaluation, rollout_log, runs, setup
-from loop.start import announce
 from rl import State, Task
 from system import sharding
 
@@ -146,7 +145,7 @@ def advance(run, state):
 def loop(run, state, best, done):
     """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
     cfg, bar, last, unread = run.cfg, runs.progress_bar(run.cfg, state), None, None
-    best, done = setup.evaluate_if_lacking(run, state, best, done)
+    best, done = evaluation.evaluate_if_lacking(run, state, best, done)
     with runs.StopRequested() as asked, bar:
         while not done:
             jax.block_until_ready(state.params if cfg.objective == "grpo" else ())  # not to be timed as rollout
@@ -154,25 +153,27 @@ def loop(run, state, best, done):
             try:
                 state, updates, notes = advance(run, state)
             except ValueError as e:  # a reward fails before anything is updated
-                setup.read_metrics(unread, last, cfg)  # so that nothing broken is saved
-                raise setup.save_and_explain(run, state, best, f"step {state.step + 1}", e) from e
+                rollout_log.read_metrics(unread, last, cfg)  # so that nothing broken is saved
+                from loop import failures  # most runs load none of it
+
+                raise failures.save_and_explain(run, state, best, f"step {state.step + 1}", e) from e
             # Read the metrics of the step before, while the device works on this one. (grpo reads its own below.)
-            last = setup.read_metrics(unread, last, cfg)
+            last = rollout_log.read_metrics(unread, last, cfg)
             unread = state.step, updates, notes
             intervals = cfg.log_interval, cfg.eval_interval, cfg.save_interval
             log, evaluates, saves = (state.step % n == 0 for n in intervals)
             done, logged = state.step >= cfg.max_iters, log or not updates
             leaving = asked.signal
             if cfg.objective == "grpo" or done or leaving or logged or evaluates or saves:
-                last, unread = setup.read_metrics(unread, last, cfg), None
+                last, unread = rollout_log.read_metrics(unread, last, cfg), None
                 runs.write(run, state, last, time.perf_counter() - clock, logged)
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)  # nothing compiles any more
             bar.update(1)
             before = best
             if evaluates or done:
-                values, best = setup.evaluate_and_log(run, state, best)
-                done = done or setup.reaches_stop(run, values)
+                values, best = evaluation.evaluate_and_log(run, state, best)
+                done = done or evaluation.reaches_stop(run, values)
             if done or best is not before or saves or leaving:
                 checkpoint.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
             runs.leave_if_asked(run, state, done, leaving)
@@ -194,9 +195,9 @@ def train(cfg, rows=None, rewards=None):
         if not cfg.eval_only:
             claims.enter_context(runs.locked(cfg.out_dir))
         run, state, best, done = setup.setup(cfg, claims, train)
-        announce(run.cfg, state, run.base, done)
+        setup.announce(run.cfg, state, run.base, done)
         if cfg.eval_only:
-            setup.evaluate_and_log(run, state, best)
+            evaluation.evaluate_and_log(run, state, best)
             return state, cfg.out_dir
         state, best = loop(run, state, best, done)
         said = runs.ending(run.cfg, best)

@@ -63,3 +63,11 @@ def check_shapes(folder, saved, shapes):
             f"{len(different) - 1} more differ; resume with the config of that run, or start elsewhere "
             "with --out_dir"
         )
+
+
+def has_passed(run: dict[str, Any], cfg: Any) -> bool:
+    """True if a run has ended because its best evaluation, which was not that of its start, is better than stop_at."""
+    best = run["best"]
+    if not (run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at):
+        return False
+    return bool(best["step"] or run["step"] < run["config"]["max_iters"])

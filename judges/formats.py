@@ -1,6 +1,6 @@
 """
-Rules that read how a completion is written: JSON, XML, a pattern, arithmetic, a number. They are as in rules.py;
-importing this file adds them to rewards.REWARDS.
+Rules that read how a completion is written: JSON, XML, a pattern, arithmetic, words, its length. They are as in
+rules.py; importing this file adds them to rewards.REWARDS.
 
 Text of a model is never evaluated: arithmetic is parsed and computed with exact fractions. All costs are bounded by the
 length of the text, or by a limit of time.
@@ -185,6 +185,27 @@ def safety(text: str, blocked: str = UNSAFE) -> float:
     return float(not (re.search if blocked == UNSAFE else search)(blocked, text, re.I))
 
 
+def keywords(text: str, keywords: list[str]) -> float:
+    """Fraction of the row's list `keywords` that occur as whole words, ignoring case."""
+    if isinstance(keywords, str):
+        raise TypeError(f"the column keywords is a list of words, not the text {keywords!r}")
+    found = [word for word in keywords if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.I)]
+    return len(found) / len(keywords)
+
+
+def length(text: str, target_length: float = 100, token_ids: Any = None) -> float:
+    """1 - |length - target_length| / target_length, at least 0; in tokens if there is a column token_ids, else in
+    characters."""
+    size = len(text if token_ids is None else token_ids)
+    return max(0.0, 1 - abs(size - target_length) / target_length)
+
+
+def reasoning(text: str) -> float:
+    """0.8 if it contains "step 1" and "therefore", ignoring case, else 0.3."""
+    text = text.lower()
+    return 0.8 if "step 1" in text and "therefore" in text else 0.3
+
+
 RULES: dict[str, Callable] = {
     "regex": regex,
     "json": valid_json,
@@ -197,5 +218,8 @@ RULES: dict[str, Callable] = {
     "math": math_answer,
     "countdown": countdown,
     "safety": safety,
+    "keywords": keywords,
+    "length": length,
+    "reasoning": reasoning,
 }
 rewards.REWARDS |= {name: rules.per_text(rule) for name, rule in RULES.items()}

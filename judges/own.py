@@ -1,7 +1,11 @@
-"""Rewards of the user's own: functions in a Python file, settings in parentheses, and what to say when one fails."""
+"""
+Rewards of the user's own: functions in a Python file, settings in parentheses, and what to say when a name is wrong, a
+column lacks or a reward fails.
+"""
 
 import ast
 import contextlib
+import difflib
 import functools
 import importlib.util
 import inspect
@@ -12,6 +16,26 @@ from collections.abc import Callable
 from typing import Any
 
 from judges import rules
+
+
+def find(spec, name, settings, known):
+    """Find a reward that is in a file of the user or has settings -> its name, the function; a ValueError if there is
+    none. spec: the name with its settings. known: {name: a reward, or what it is made from}."""
+    if spec.count("(") > spec.count(")") and not settings:
+        raise ValueError(f"the reward {spec!r} lacks a closing parenthesis, as in 'length(target=40)'")
+    if name.endswith(".py"):
+        raise ValueError(f"the reward {name!r} names a file without its function: write {name}:FUNCTION")
+    path, colon, short = name.rpartition(":")
+    if not colon and name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        if name in ("overlong", "repetition"):
+            hint = " It is gone: docs/tried.md says what it was."
+        raise ValueError(f"no reward {name!r}.{hint} There are {', '.join(known)}, and path/to/file.py:function")
+    if not colon and isinstance(known[name], str):
+        raise ValueError(f"the reward {name!r} is made from {known[name]}")
+    fn = load_function(path, short) if colon else known[name]
+    return short, with_settings(short, fn, settings) if settings else fn
 
 
 def load_function(path, name):
@@ -97,6 +121,15 @@ def literal(text):
 def row_text(i, prompts, completions):
     """Describe a row in a message."""
     return f"row {i} (prompt {prompts[i][:60]!r}, completion {completions[i][:60]!r})"
+
+
+def lacks_column(name, column, there, is_completion):
+    """Say that a reward needs a column -> the error to raise. there: the columns that there are; is_completion: True if
+    the completion of a row counts as it."""
+    why = ": only a run knows how fast a completion was written" if column == "tokens_per_pass" else ""
+    if is_completion:
+        why = ". The completion of a row counts as it, but there is none (rewards.py: only with --check)"
+    return ValueError(f"reward {name!r} needs the column {column!r}; there are {', '.join(there) or 'none'}{why}")
 
 
 def why_it_failed(fn, error, call_rows, prompts, completions):

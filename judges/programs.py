@@ -12,7 +12,10 @@ import dataclasses
 import json
 import re
 import shutil
+from collections.abc import Set
 from typing import Any, NamedTuple
+
+from tqdm import tqdm
 
 import rewards
 from judges import fences, formats
@@ -339,6 +342,23 @@ def choose(**wanted: Any) -> None:
     """Choose the settings of the sandbox: timeout, workers, unsafe. ValueError if one of them is wrong."""
     pool.run([], **wanted)
     settings.update(wanted)
+
+
+def prepare(cfg: Any, rows: list[dict], names: Set[str]) -> None:
+    """Start the sandbox before a run whose rewards have these names, if they run programs."""
+    tested = {"tests", "tests_all", "tests_fenced", "performance"} & names
+    if not (tested or {"syntax", "fenced"} & names):
+        return
+    try:  # a machine without walls is refused before the run begins
+        choose(**Keys.of(cfg).settings)
+        pool.run([Job("", ["assert True"])] if tested else [], **settings)
+        unknown = check(rows) if tested else {}
+    except (RuntimeError, ValueError) as e:
+        raise ValueError(f"{cfg.dataset}: {e}") from None
+    for language, count in unknown.items():
+        tqdm.write(
+            f"{cfg.dataset}: no opinion on {count} rows in {language!r}, which tests are not run in"
+        )
 
 
 def run(jobs: list[Job]) -> list[Verdict]:

@@ -8,10 +8,8 @@ give 0.0 to blank text. More rules are in formats.py, which loads when one of th
 
 import functools
 import inspect
-import itertools
 import math
 import re
-from typing import Any
 
 # ---- answers in texts ------------------------------------------------------------------------------------------------
 
@@ -68,38 +66,6 @@ def sudoku_lines(size):
     return [(r, n + c, 2 * n + r // side * side + c // side) for r in range(n) for c in range(n)]
 
 
-def options(cells):
-    """Find the digits that each empty cell (0) of a sudoku can still have -> {cell: digits}."""
-    n = math.isqrt(len(cells))
-    lines = sudoku_lines(len(cells))
-    taken = [{0} for _ in range(3 * n)]
-    for value, places in zip(cells, lines, strict=True):
-        for line in places:
-            taken[line].add(value)
-    digits = set(range(1, n + 1))
-    return {i: digits - taken[r] - taken[c] - taken[b] for i, (r, c, b) in enumerate(lines) if not cells[i]}
-
-
-def solutions(cells, order=sorted):
-    """Yield the solutions of a sudoku by backtracking, trying the cell with the fewest options first, its digits in
-    this order."""
-    left = options(cells)
-    if not left:
-        yield cells
-        return
-    i = min(left, key=lambda i: len(left[i]))
-    for value in order(left[i]):
-        yield from solutions([*cells[:i], value, *cells[i + 1 :]], order)
-
-
-@functools.lru_cache(4096)
-def only_solution(cells):
-    """Solve a sudoku, the tuple of its cells by rows (0: empty) -> all its cells; None unless there is exactly one
-    solution."""
-    found = list(itertools.islice(solutions(cells), 2))
-    return found[0] if len(found) == 1 else None
-
-
 # ---- rules ----------------------------------------------------------------------------------------------------------
 
 
@@ -113,31 +79,6 @@ def contains(text: str, answer: object) -> float:
     return float(str(answer).strip() in text)
 
 
-def keywords(text: str, keywords: list[str]) -> float:
-    """Fraction of the row's list `keywords` that occur as whole words, ignoring case."""
-    if isinstance(keywords, str):
-        raise TypeError(f"the column keywords is a list of words, not the text {keywords!r}")
-    found = [word for word in keywords if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.I)]
-    return len(found) / len(keywords)
-
-
-def sudoku(text: str, prompt: str, puzzle: str | None = None, answer: str | None = None) -> float | None:
-    """Fraction of the empty cells filled as in `answer`, or else as in the only solution; None if neither exists. 0.0
-    if a given digit is another one (d1's pays that)."""
-    cells = puzzle_cells(prompt, puzzle)
-    got = written_cells(text, len(cells))
-    wanted = read_cells(answer) if answer else only_solution(tuple(cells))
-    if wanted and len(wanted) != len(cells):
-        raise ValueError(f"the puzzle has {len(cells)} cells, its answer {answer!r} has {len(wanted)}")
-    empty = [i for i, value in enumerate(cells) if not value]
-    if not (empty and wanted):
-        return None
-    if any(given not in (0, value) for given, value in zip(cells, got, strict=False)):
-        return 0.0
-    right = [i for i in empty if i < len(got) and got[i] == wanted[i]]
-    return len(right) / len(empty)
-
-
 def sudoku_all(text: str, prompt: str, puzzle: str | None = None) -> float:
     """1.0 if it is a whole grid with the given digits, and every row, column and box is a permutation; else 0.0."""
     cells = puzzle_cells(prompt, puzzle)
@@ -147,19 +88,6 @@ def sudoku_all(text: str, prompt: str, puzzle: str | None = None) -> float:
     places = {(line, value) for lines, value in zip(sudoku_lines(len(got)), got, strict=True) for line in lines}
     digits = set(range(1, math.isqrt(len(got)) + 1))
     return float(set(got) == digits and len(places) == 3 * len(got))  # no digit twice in a line
-
-
-def length(text: str, target_length: float = 100, token_ids: Any = None) -> float:
-    """1 - |length - target_length| / target_length, at least 0; in tokens if there is a column token_ids, else in
-    characters."""
-    size = len(text if token_ids is None else token_ids)
-    return max(0.0, 1 - abs(size - target_length) / target_length)
-
-
-def reasoning(text: str) -> float:
-    """0.8 if it contains "step 1" and "therefore", ignoring case, else 0.3."""
-    text = text.lower()
-    return 0.8 if "step 1" in text and "therefore" in text else 0.3
 
 
 # ---- rules -> rewards ------------------------------------------------------------------------------------------------
@@ -197,9 +125,6 @@ def per_text(rule, blank=0.0):
 
     first = list(inspect.signature(reward).parameters.values())[:2]
     columns = [p for p in wanted if p.name != "prompt"]
-    reward.__signature__ = inspect.Signature([*first, *columns])
-    reward.__name__ = getattr(rule, "__name__", "reward")
-    reward.__doc__ = rule.__doc__
-    reward.__wrapped__ = reward.rule = rule
-    reward.blank = blank
+    functools.update_wrapper(reward, rule).__signature__ = inspect.Signature([*first, *columns])
+    reward.rule, reward.blank = rule, blank
     return reward

@@ -1,5 +1,6 @@
 """
-Evaluate a policy: sample completions of held-out prompts and score them, and bound the likelihood of held-out texts.
+Evaluate a policy: sample completions of held-out prompts and score them, bound the likelihood of held-out texts, and
+log what is found.
 """
 
 import dataclasses
@@ -14,7 +15,9 @@ import config
 import data
 import diffusion
 import rewards
+import rl
 import sample
+from checkpoints import checkpoint
 from data import texts
 from judges import rules
 from loop import run_rewards, runs
@@ -168,3 +171,46 @@ def bounds(params: Any, shown: data.Batch, cfg: Any, tok: Any) -> dict[str, floa
         size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
         out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
     return out
+
+
+# ---- in the loop -----------------------------------------------------------------------------------------------------
+
+
+def evaluate_and_log(run, state, best):
+    """Evaluate, log and show a State -> metrics, and the better of `best` and this evaluation, {step, score, ...}."""
+    key = rl.step_key(run.key, rl.EVALUATIONS, state.step)
+    try:
+        values, samples = run.task.evaluate(rl.merged(state, run.base, run.cfg), key)
+    except ValueError as e:
+        from loop import failures
+
+        raise failures.save_and_explain(run, state, best, f"evaluation at step {state.step}", e) from e
+    runs.show(run, state.step, values, samples)
+    metric = run.task.best_metric
+    new = {
+        "step": state.step,
+        "score": values[metric] if metric else -values["val/nelbo"],
+        "measure": metric or "val/nelbo",
+    }
+    if f"{metric}_se" in values:
+        new["se"] = values[f"{metric}_se"]
+    better = new["score"] >= (best["score"] if best else -np.inf)  # nan never is; equal ones: the later
+    return values, new if better else best
+
+
+def reaches_stop(run, values):
+    """True if the metrics of an evaluation are better than stop_at, so that the run ends."""
+    return run.cfg.stop_at is not None and values[run.task.best_metric] > run.cfg.stop_at
+
+
+def evaluate_if_lacking(run, state, best, done):
+    """Evaluate before the first step, and after resuming at a step whose evaluation failed or was not due before -> the
+    best evaluation, and whether the run is at its end."""
+    at_start = run.cfg.objective == "grpo"  # it is evaluated before its first step, too
+    due = done or state.step % run.cfg.eval_interval == 0 and (state.step > 0 or at_start)
+    if due and not run.log.evaluated:
+        values, best = evaluate_and_log(run, state, best)
+        if state.step:
+            done = done or reaches_stop(run, values)
+            checkpoint.update_run(run.cfg, state.step, best=best, finished=done)
+    return best, done

@@ -5,7 +5,6 @@ a compiler.)
 
 import dataclasses
 import math
-import os
 
 import jax
 
@@ -90,12 +89,6 @@ def estimate_bytes(cfg: Config, n_devices: int | None = None) -> dict[str, float
     return held | {"activations": activation_bytes(cfg) / (n_rows * fsdp * tensor)}
 
 
-def device_memory():
-    """Return the bytes that JAX may use: the first GPU's, or the machine's."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 # ---- in words --------------------------------------------------------------------------------------------------------
 
 
@@ -125,9 +118,9 @@ def what_helps(cfg: Config, stage: str) -> str:
     return f"what helps: {', '.join(helping)}; else a smaller model or more devices"
 
 
-def refusal(cfg: Config, limit: float | None = None, n_devices: int | None = None) -> str:
+def refusal(cfg: Config, limit: float, n_devices: int | None = None) -> str:
     """Say why a run cannot fit into `limit` bytes per device; "" if it may, as activations may be half as large."""
-    parts, limit = estimate_bytes(cfg, n_devices), limit or device_memory()
+    parts = estimate_bytes(cfg, n_devices)
     if sum(parts.values()) - parts["activations"] / 2 <= limit:
         return ""
     return f"this run cannot fit: {listed(parts)}, and there are {amount(limit)}; {what_helps(cfg, 'update')}"

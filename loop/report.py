@@ -11,10 +11,11 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 EVALUATIONS = 8  # shown side by side, at most, the first and the last among them
 POINTS = 400  # of a curve, at most
+TEMPLATE = Path(__file__).with_suffix(".html")
 
 
 def fill_template(path: Path, title: str, content: object, **parts: str) -> str:
@@ -31,44 +32,32 @@ def fill_template(path: Path, title: str, content: object, **parts: str) -> str:
 # ---- curves ----------------------------------------------------------------------------------------------------------
 
 
-class Line(NamedTuple):
-    """A curve, with a band around it if low and high are not empty."""
-
-    name: str
-    steps: list
-    minutes: list
-    y: list
-    low: list
-    high: list
-    color: int = 0  # its number; the same in every chart of a page
-
-
-class Panel(NamedTuple):
-    title: str
-    unit: str  # of y
-    lines: list
-
-
 def thinned(points: Sequence) -> list:
     """Keep at most POINTS of some points, evenly spaced, and the last one."""
     stride = max(-(-len(points) // POINTS), 1)
     return [*points[:-1:stride], *points[-1:]]
 
 
-def line_of(rows: list[dict], name: str) -> Line | None:
+def line_of(rows: list[dict], name: str) -> dict[str, Any]:
     """Make the curve of a metric from the rows of metrics.jsonl, with a band of its standard error if there is one;
-    None if no row has the metric."""
+    {} if no row has the metric."""
     known = thinned([row for row in rows if row.get(name) is not None])
     if not known:
-        return None
+        return {}
     errors = [row.get(f"{name}_se") for row in known]
     y = [row[name] for row in known]
     low, high = [], []
     if None not in errors:
         low = [value - error for value, error in zip(y, errors, strict=True)]
         high = [value + error for value, error in zip(y, errors, strict=True)]
-    minutes = [row.get("time", 0) / 60 for row in known]
-    return Line(name.removeprefix("val/"), [row["step"] for row in known], minutes, y, low, high)
+    return {
+        "name": name.removeprefix("val/"),
+        "steps": [row["step"] for row in known],
+        "minutes": [row.get("time", 0) / 60 for row in known],
+        "y": y,
+        "low": low,
+        "high": high,
+    }
 
 
 def stages(rows: list[dict]) -> dict[str, float]:
@@ -131,18 +120,3 @@ def evaluations(samples: list[dict], shown: Callable[[str], str] = str) -> dict:
         cells = [[[head, shown(text)] for head, text in completions_of(row)] for row in of_prompt]
         rows.append({"prompt": shown(of_prompt[0].get("prompt", "")), "cells": cells})
     return {"steps": steps, "rows": rows}
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
-
-
-def page(title: str, about: list[str], panels: list[Panel], done: bool, **more: object) -> str:
-    """Write the page of a run -> HTML.
-
-    about: lines below the title. done: whether the page is final; else it loads itself again. more: result (a text),
-    warnings (texts), stages (from `stages`), group (from `telling_group`), evaluations (from `evaluations`) and keys
-    [(name, value, default)].
-    """
-    curves = [{**panel._asdict(), "lines": [line._asdict() for line in panel.lines]} for panel in panels]
-    content = {"about": about, "panels": curves, "done": done} | more
-    return fill_template(Path(__file__).with_suffix(".html"), title, content)

@@ -1,10 +1,10 @@
 """
-What is logged of an iteration: its rewards, advantages, lengths and repetitions, and the first group.
+What is logged of an iteration: its rewards, advantages, lengths, the first group, the metrics of its updates, and a
+warning if the run may be collapsing.
 """
 
 import contextlib
 import itertools
-import math
 import operator
 import time
 from typing import Any
@@ -13,34 +13,8 @@ import numpy as np
 
 import grpo
 import rewards
+import rl
 from data import texts
-
-
-def stats(values, metric, *names):
-    """Compute the statistics `names`, of mean, std, min and max -> {metric: float}, nan if there are no values.
-
-    metric: the key of each in the result, as in "{}_length", where {} becomes the statistic's name"""
-    found = {}
-    for name in names:
-        value = getattr(values, name)() if len(values) else math.nan
-        found[metric.format(name)] = float(value)
-    return found
-
-
-def repetition(tokens, counts):
-    """Return the share of 3-grams of tokens that occurred earlier in the same completion: tokens (B, T), counts (B, T)
-    True on the tokens of the completion."""
-    ids = tokens.astype(np.int64)
-    first = ids[:, :-2]
-    second = ids[:, 1:-1]
-    third = ids[:, 2:]
-    three = (first << 40) + (second << 20) + third
-    inside = counts[:, :-2] & counts[:, 1:-1] & counts[:, 2:]
-    unequal = -1 - np.arange(three.shape[1])  # to all others
-    three = np.where(inside, three, unequal)
-    three = np.sort(three, 1)
-    again = (three[:, 1:] == three[:, :-1]).sum()
-    return float(again / max(inside.sum(), 1))
 
 
 def length_metrics(rollout, cfg):
@@ -49,9 +23,8 @@ def length_metrics(rollout, cfg):
     length = rewards.written(tokens, completion, cfg.model.ends)
     ends = completion & np.isin(tokens, cfg.model.ends)
     return {
-        **stats(length, "completions/{}_length", "mean", "min", "max"),
+        **rewards.stats(length, "completions/{}_length", "mean", "min", "max"),
         "completions/terminated_frac": float((cfg.fill_in | ends.any(1)).mean()),  # with fill_in the end is given
-        "completions/repetition": repetition(tokens, np.asarray(rollout.counts)),
         "tokens_per_pass": float(rewards.tokens_per_pass(rollout, cfg).mean()),
     }
 
@@ -68,7 +41,7 @@ def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
     metrics = {
         "reward": rewards.mean(total),
         "reward_std": rewards.mean(spread),
-        **stats(known, "reward/{}", "std", "min", "max"),
+        **rewards.stats(known, "reward/{}", "std", "min", "max"),
         "frac_reward_zero_std": float((adv == 0).all(1).mean()),
         "adv/mean": float(adv.mean()),
         "adv/std": float(adv.std()),
@@ -116,3 +89,69 @@ def timed(notes, name):
     begun = time.perf_counter()
     yield
     notes[name] += time.perf_counter() - begun
+
+
+def read_metrics(unread, last, cfg):
+    """Average the metrics of a step's updates -> {name: float}, with the notes and the step. Raises ValueError if a
+    loss or gradient norm is not finite; the message has those of the step before, `last`.
+
+    unread: step, metrics of its updates, notes; None: there is nothing to read, and `last` is returned."""
+    if not unread:
+        return last
+    step, updates, notes = unread
+    updates = [{k: float(v) for k, v in metrics.items()} for metrics in updates]
+    bad = [m for m in updates if not np.isfinite([m["loss"], m["grad_norm"]]).all()]
+    if not bad:
+        mean = rl.combine_metrics({k: np.array([m[k] for m in updates]) for k in updates[0]}, "mean") if updates else {}
+        return {k: float(v) for k, v in mean.items()} | notes | {"step": step}
+    from loop import failures
+
+    raise failures.not_finite(step, bad[0], last, cfg)
+
+
+# ---- may the run be collapsing? --------------------------------------------------------------------------------------
+
+WINDOW = 10  # iterations
+
+
+def warning(name: str, means: np.ndarray, group_size: int) -> str:
+    """Warn if a metric looks like a collapse; "" if it does not. means: over each WINDOW iterations so far.
+
+    These are rules of thumb. They are often wrong, so each says when."""
+    best, last = means.max(), means[-1]
+    if name == "reward" and 0 < best and last <= best / 2:
+        return (f"the reward has fallen from {best:.3g} to {last:.3g}. Try a lower learning_rate. Likely to be false "
+                "if few completions earn anything, if the prompts became harder, or if the reward always goes up and "
+                "down")  # fmt: skip
+    if name == "entropy" and last <= 0.02:
+        return (f"the entropy is {last:.2g} nats per token, so the policy tries nothing new. Try a lower "
+                "learning_rate or a higher temperature. Likely to be false if most completions are right")  # fmt: skip
+    different = last * group_size
+    if name == "unique_completions" and different <= 1 + 0.05 * (group_size - 1):
+        return (f"the {group_size} completions of a prompt are on average {different:.3g} different texts, so there is "
+                "little to compare. Try a higher temperature. Likely to be false if answers are short, or if most "
+                "completions are right")  # fmt: skip
+    return ""
+
+
+class Watch:
+    """Looks at the iterations of a run, one after the other, and warns once of each metric. After a run is resumed it
+    begins anew."""
+
+    def __init__(self, group_size: int) -> None:
+        self.group_size = group_size
+        self.values: dict[str, list] = {"reward": [], "entropy": [], "unique_completions": []}
+        self.told: set[str] = set()
+
+    def see(self, metrics: dict[str, Any]) -> list[str]:
+        """Take in the metrics of an iteration -> the warnings that it gives rise to."""
+        found = []
+        for name, values in self.values.items():
+            if not np.isfinite(metrics.get(name, np.nan)):
+                continue
+            values.append(metrics[name])
+            means = np.convolve(values, np.ones(WINDOW) / WINDOW, "valid")
+            if len(values) >= WINDOW and name not in self.told and (text := warning(name, means, self.group_size)):
+                self.told.add(name)
+                found.append(text)
+        return found

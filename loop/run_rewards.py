@@ -9,6 +9,14 @@ from tqdm import tqdm
 import rewards
 from data import texts
 
+# Columns that a trainer adds to those of the rows, with values to try a reward with.
+OF_A_RUN = {"groups": [0], "token_ids": [[0]], "max_length": [1], "tokens_per_pass": [1.0]}
+
+
+def runs_programs(name):
+    """True if a reward of this name may run programs."""
+    return rewards.ELSEWHERE.get(name) == rewards.PROGRAMS
+
 
 def find_rewards(cfg, rows, **from_models):
     """Find the functions of cfg.rewards and of cfg.eval_rewards -> two dicts {name: fn}; an error if one needs a column
@@ -20,7 +28,7 @@ def find_rewards(cfg, rows, **from_models):
     if any(rewards.split_settings(names[0])[0] == "passes" for names in (cfg.rewards, cfg.eval_rewards) if names):
         raise ValueError("the reward 'passes' comes first, but the first of rewards and of eval_rewards decides which "
                          "checkpoint is best, and what is right: name the task's reward before it")  # fmt: skip
-    columns = rewards.as_columns(rows) | {"groups": [], "token_ids": [], "max_length": [], "tokens_per_pass": []}
+    columns = rewards.as_columns(rows) | OF_A_RUN
     for name, fn in (trained | eval_only).items():
         rewards.arguments(name, fn, columns)
     return trained, eval_only
@@ -61,27 +69,19 @@ def try_rewards(cfg, fns, rows):
     A ValueError says which reward cannot read the row: the rows may be of another task. If the row's own completion
     earns nothing from a reward that knows the answer, that is printed."""
     row = next((row for row in rows if row.get("completion")), None)
-    programs = {name for name, module in rewards.ELSEWHERE.items() if module == rewards.PROGRAMS}
-    later = {*rewards.FROM_MODELS, *programs}
-    given = {"groups": [0], "token_ids": [[0]], "max_length": [cfg.max_new_tokens], "tokens_per_pass": [1.0],
-             "first_reward": [0.0]}  # fmt: skip
     for name, fn in fns.items() if row else ():
-        if name in later:
+        if name in rewards.FROM_MODELS or runs_programs(name):
             continue
-        columns = rewards.as_columns([row]) | given
+        columns = rewards.as_columns([row]) | OF_A_RUN | {"max_length": [cfg.max_new_tokens], "first_reward": [0.0]}
         what = f"prompt {row['prompt'][:60]!r}, completion {row['completion'][:60]!r}"
         try:
             (earned,) = rewards.call_reward(name, fn, [row["prompt"]], [row["completion"]], columns)
         except ValueError as e:
             if fn not in rewards.REWARDS.values():  # a user's function may look at the whole batch
                 continue
-            needs = (fn.__doc__ or "").split(". ")[0].split("\n\n")[0]
-            meaning = f" ({' '.join(needs.split())})" if needs else ""
-            raise ValueError(
-                f"{cfg.dataset}/val: the reward {name!r}{meaning} cannot score its first row, {what}: "
-                f"{e.__cause__ or e}. If these rows are of another task than the recipe's, name rewards that fit them, "
-                "for example --rewards=exact (python rewards.py --help lists them); else mend the row"
-            ) from None
+            from loop import failures
+
+            raise failures.of_first_row(name, fn, e, cfg.dataset, what) from None
         if name in SOLVED_BY_REFERENCE and earned == 0:
             tqdm.write(f"{cfg.dataset}/val: the reward {name!r} gives the completion of the first row 0, so perhaps no "
                        f"answer can earn it: {what}")  # fmt: skip
@@ -98,17 +98,8 @@ def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> tuple[dict, dict]:
         made = model_judge.rewards_of(cfg, tok, names)
     found = find_rewards(cfg, rows, **made)
     used = {rewards.split_settings(name)[0] for name in names}  # a user's function is a path, whatever its name
-    tested = {"tests", "tests_all", "tests_fenced", "performance"} & used
-    if tested or {"syntax", "fenced"} & used:
+    if any(map(runs_programs, used)):
         from judges import programs
-        from judges.sandbox import jobs, pool
 
-        try:  # a machine without walls is refused before the run begins
-            programs.choose(**programs.Keys.of(cfg).settings)
-            pool.run([jobs.Job("", ["assert True"])] if tested else [], **programs.settings)
-            unknown = programs.check(rows) if tested else {}
-        except (RuntimeError, ValueError) as e:
-            raise ValueError(f"{cfg.dataset}: {e}") from None
-        for language, count in unknown.items():
-            tqdm.write(f"{cfg.dataset}: no opinion on {count} rows in {language!r}, which tests are not run in")
+        programs.prepare(cfg, rows, used)
     return found

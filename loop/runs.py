@@ -6,13 +6,10 @@ metrics.jsonl, samples.jsonl, rollouts.jsonl, run.json, report.html.
 import contextlib
 import ctypes
 import dataclasses
-import errno
 import fcntl
-import itertools
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -28,8 +25,8 @@ import config
 from checkpoints import checkpoint
 from config import Config
 from data import cache_folder, plain
-from loop import collapse
 from loop import report as pages
+from loop import rollout_log
 from system import disk, sections, terminal
 
 STARTED = "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"  # how many processes srun or mpirun started together
@@ -45,16 +42,17 @@ def prepare_process() -> None:
     """Prepare the process, once, in main: memory, the device, and a cache of compiled programs."""
     for name in STARTED:
         if os.environ.get(name, "1") != "1":
-            raise ValueError(f"{name}={os.environ[name]}: several processes were started, but a run is one process, "
-                             "with all devices of its machine: start one, as with srun --ntasks=1 or mpirun -n 1")
+            from loop import failures
+
+            raise failures.of_many_processes(name)
     keep_memory()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as e:
-        why = str(e).strip().splitlines() or ["there is none"]
-        raise ValueError(f"JAX finds no device as JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')} asks for ({why[0]}): "
-                         "unset it to run on what there is, or install jax for your GPU") from None
+        from loop import failures
+
+        raise failures.without_device(e) from None
     jax.config.update("jax_compilation_cache_dir", cache_folder())
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
@@ -119,29 +117,9 @@ def disk_errors_explained(out_dir):
     try:
         yield
     except OSError as e:
-        with contextlib.suppress(OSError):
-            checkpoint.wait_for_writer()  # a file that is being written may fail for the same reason
-        file = str(e.filename)
-        if e.errno == errno.ENOENT or not (file.startswith(out_dir) or out_dir.startswith(file)):
-            raise
-        shutil.rmtree(os.path.join(out_dir, checkpoint.WRITING), ignore_errors=True)
-        cure = "make room" if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
-        advice = f"no checkpoint was whole yet; {cure} and start again"
-        if steps := checkpoint.steps(out_dir):
-            advice = f"{checkpoint.checkpoint_folder(out_dir, steps[-1])} is whole; {cure} and go on with --resume=True"
-        raise ValueError(f"{os.strerror(e.errno or 0)} at {file}: {advice}") from None
+        from loop import failures
 
-
-def move_aside(out_dir: str) -> bool:
-    """Rename the folder of an earlier run to out_dir.1 (or .2, ...); return True if there was one."""
-    if not checkpoint.steps(out_dir) and not read_lines(os.path.join(out_dir, checkpoint.LOGS[0])):
-        return False
-    out_dir = out_dir.rstrip("/")
-    aside = next(path for n in itertools.count(1) if not os.path.exists(path := f"{out_dir}.{n}"))
-    os.rename(out_dir, aside)
-    goes_on = " (--resume=True would continue it)" if checkpoint.steps(aside) else ""
-    print(f"{out_dir} held an earlier run: moved to {aside}{goes_on}")
-    return True
+        raise failures.of_the_disk(e, out_dir) from None
 
 
 # ---- logs ------------------------------------------------------------------------------------------------------------
@@ -166,7 +144,8 @@ class Log:
                 self.evaluated = any(key.startswith("val/") for row in rows if row["step"] == step for key in row)
             with disk.replacing(path) as f:
                 f.writelines(json.dumps(row) + "\n" for row in rows)
-        self.watch = collapse.Watch(cfg.group_size)
+        self.page_due = 0.0  # time.monotonic() from which it is written anew
+        self.watch = rollout_log.Watch(cfg.group_size)
         self.begun = time.monotonic() - seconds  # which nobody sets back
         disk.write_json(os.path.join(cfg.out_dir, "run.json"), {"config": config.flatten(cfg)})
         self.others = [other for section in cfg.use if (other := section.logger(cfg))]
@@ -205,15 +184,17 @@ def read_lines(path: str) -> list[dict]:
 # ---- what a person sees ----------------------------------------------------------------------------------------------
 
 
-def panels(rows: list[dict]) -> list[pages.Panel]:
+RATES = re.compile(r"val/(greedy|sampled|pass@\d+|pair_acc)")  # of held-out rows that are right
+
+
+def panels(rows: list[dict]) -> list[dict]:
     """Make the pictures of the curves in rows of metrics.jsonl. Colour 0 is training; each measure of held-out rows has
     its own, also for the rewards of the same completions."""
     keys = dict.fromkeys(key for row in rows for key in row)
-    of_val = re.compile(r"val/(greedy|sampled|pass@\d+|pair_acc)")
     is_grpo = "reward" in keys
     pictures = [
         ("reward", "mean", ["reward", "val/greedy_reward", "val/sampled_reward"] if is_grpo else []),
-        ("held-out rows", "share that is right", [key for key in keys if of_val.fullmatch(key)]),
+        ("held-out rows", "share that is right", [key for key in keys if RATES.fullmatch(key)]),
         ("entropy", "nats per token", ["entropy"]),
         ("groups without a signal", "share of all", ["frac_reward_zero_std"]),
         ("gradient norm", "before clipping", ["grad_norm"]),
@@ -228,9 +209,9 @@ def panels(rows: list[dict]) -> list[pages.Panel]:
             if line := pages.line_of(rows, name):
                 measure = name.removesuffix("_reward")
                 number = colors.setdefault(measure, len(colors) + 1) if name.startswith("val/") else 0
-                lines.append(line._replace(color=number))
-        found.append(pages.Panel(title, unit, lines))
-    return [panel for panel in found if panel.lines]
+                lines.append(line | {"color": number})
+        found.append({"title": title, "unit": unit, "lines": lines})
+    return [panel for panel in found if panel["lines"]]
 
 
 def report(cfg: Config, done: bool = False) -> None:
@@ -243,35 +224,26 @@ def report(cfg: Config, done: bool = False) -> None:
     shown = pages.as_grid if {"sudoku", "sudoku_all"} & {*cfg.rewards, *cfg.eval_rewards} else str
     ours, default = config.flatten(cfg), config.flatten(Config())
     tokens, seconds = (max(row.get(name, 0) for row in rows) for name in ("tokens", "time"))
-    about = [
-        f"{cfg.objective} on {cfg.dataset}",
-        f"step {rows[-1]['step']:,} of {cfg.max_iters:,} after {seconds / 60:.1f} minutes, {tokens:,} tokens",
-    ]
-    text = pages.page(
-        os.path.basename(os.path.abspath(cfg.out_dir)),
-        about,
-        panels(rows),
-        done,
-        result=result(rows),
-        stages=pages.stages(rows),
-        warnings=[f"step {row['step']}: {row['warning']}" for row in rows if row.get("warning")],
-        group=pages.telling_group(rollouts, shown),
-        evaluations=pages.evaluations(samples, shown),
-        keys=[(name, str(value), str(default.get(name))) for name, value in ours.items()],
-    )
+    content = {
+        "about": [
+            f"{cfg.objective} on {cfg.dataset}",
+            f"step {rows[-1]['step']:,} of {cfg.max_iters:,} after {seconds / 60:.1f} minutes, {tokens:,} tokens",
+        ],
+        "panels": panels(rows),
+        "done": done,
+        "result": result(rows),
+        "stages": pages.stages(rows),
+        "warnings": [f"step {row['step']}: {row['warning']}" for row in rows if row.get("warning")],
+        "group": pages.telling_group(rollouts, shown),
+        "evaluations": pages.evaluations(samples, shown),
+        "keys": [(name, str(value), str(default.get(name))) for name, value in ours.items()],  # here, by default
+    }
+    title = os.path.basename(os.path.abspath(cfg.out_dir))
     with disk.replacing(os.path.join(cfg.out_dir, "report.html")) as f:
-        f.write(text)
+        f.write(pages.fill_template(pages.TEMPLATE, title, content))
 
 
-REPORT_SECONDS = 30.0  # a page that is older is written anew when a step is logged
-
-
-def seconds_since(path: str) -> float:
-    """Tell how long ago a file was written; infinity if there is none."""
-    try:
-        return time.time() - os.path.getmtime(path)
-    except OSError:
-        return float("inf")
+REPORT_SECONDS = 30.0  # until the page is written anew, when a step is logged
 
 
 def ending(cfg: Config, best: dict | None) -> str:
@@ -296,7 +268,7 @@ def result(rows: list[dict]) -> str:
     """Say in one line what a run has brought so far, from the rows of metrics.jsonl: the first and the last value of
     each rate of passing, or else of val/nelbo; "" before its second evaluation."""
     keys = dict.fromkeys(key for row in rows for key in row)
-    names = [key for key in keys if re.fullmatch("val/(greedy|sampled|pass@.*|pair_acc)", key)] or ["val/nelbo"]
+    names = [key for key in keys if RATES.fullmatch(key)] or ["val/nelbo"]
     rated = [row for row in rows if names[0] in row]
     if len(rated) < 2:
         return ""
@@ -309,13 +281,6 @@ def result(rows: list[dict]) -> str:
     return f"{', '.join(changes)} in steps {first['step']:,} to {last['step']:,}, {minutes}:{seconds:02} minutes"
 
 
-def lacks_evaluation(run: Any, state: Any, done: bool) -> bool:
-    """True if the State that a run starts with or is resumed at should be evaluated, and its log has no evaluation."""
-    at_start = run.cfg.objective == "grpo"  # it is evaluated before its first step, too
-    due = done or state.step % run.cfg.eval_interval == 0 and (state.step > 0 or at_start)
-    return due and not run.log.evaluated
-
-
 def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> None:
     """Log the metrics and samples of an evaluation, print the rates and the first samples, and write the page."""
     n, before = Keys.of(run.cfg).log_samples, []
@@ -324,14 +289,10 @@ def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> 
         run.log.metrics(step, values)
         run.log.samples(step, samples[:SAMPLES])
         report(run.cfg)
-        values = {name: value for name, value in values.items() if RATES.fullmatch(name)}  # the log has all
+        values = {name: value for name, value in values.items() if RATES.fullmatch(name) or name == "val/nelbo"}
     tqdm.write(f"step {step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
     for sample, first in zip(samples[:n], before or [{}] * n, strict=False):
         tqdm.write(sample_text(sample, first))
-
-
-# What an evaluation prints.
-RATES = re.compile(r"val/(nelbo|greedy|sampled|pass@\d+|pair_acc)")
 
 
 def sample_text(sample: dict, first: dict) -> str:
@@ -375,7 +336,8 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
     updates = int(state.opt_state[-1][0].count)  # counted by the optimizer, because skipped iterations made none
     values["learning_rate"] = float(run.rate(max(updates - config.updates_per_iter(run.cfg), 0)))
     run.log.metrics(state.step, values)
-    if seconds_since(os.path.join(run.cfg.out_dir, "report.html")) > REPORT_SECONDS:
+    if time.monotonic() > run.log.page_due:
+        run.log.page_due = time.monotonic() + REPORT_SECONDS
         report(run.cfg)
     if "group" in last:
         run.log.append("rollouts.jsonl", {"step": state.step} | last["group"])

@@ -1,13 +1,18 @@
 """
 Whether a run is the one that a folder already holds: which of its keys have changed, and which of them may.
 """
+import dataclasses
+import itertools
 import json
+import os
 import types
 from typing import Any
 
 import config
 import data
+from checkpoints import checkpoint
 from config import Config
+from loop import runs
 from system import sections
 from system.sections import file_of
 
@@ -119,3 +124,67 @@ def check(cfg: Config, was: dict[str, Any], folder: str) -> None:
     if cfg.lr_schedule == "cosine" and not cfg.num_epochs and cfg.max_iters != was.get("max_iters", cfg.max_iters):
         print(f"max_iters was {was['max_iters']} and is {cfg.max_iters}: the learning rate goes on as in a run of "
               f"{cfg.max_iters} iterations, so it may jump now")  # fmt: skip
+
+
+# ---- where a run goes on ---------------------------------------------------------------------------------------------
+
+
+def find_checkpoint(cfg):
+    """Return cfg, with the init_from that its run began with, and the checkpoint that it resumes or evaluates, or None;
+    refuse to resume another run."""
+    if cfg.resume and not checkpoint.steps(cfg.out_dir):
+        log = os.path.join(cfg.out_dir, checkpoint.LOGS[0])
+        if not os.path.exists(log):
+            raise ValueError(f"--resume=True: there is no run in {cfg.out_dir!r}; without it, one begins there")
+        last = max((row["step"] for row in runs.read_lines(log)), default=0)
+        if last > 2 * cfg.save_interval:  # the second checkpoint waits until the first is whole
+            raise ValueError(f"--resume=True: {log} goes to step {last}, but the checkpoints are gone: bring back a "
+                             f"{cfg.out_dir}/step-..., or leave --resume out to begin anew")  # fmt: skip
+        print(f"the run in {cfg.out_dir}, logged to step {last}, has no checkpoint: it begins anew")
+        cfg = dataclasses.replace(cfg, resume=False)
+    if not checkpoint.steps(cfg.out_dir):
+        return cfg, None
+    folder = checkpoint.find(cfg.out_dir)
+    run = checkpoint.read_run(folder)
+    was = run.get("config")
+    if was is None:  # somebody else's model: it can be evaluated, and `restore` refuses to resume it
+        return cfg, folder
+    if cfg.resume:
+        check(cfg, was, folder)
+    base = config.base_run(cfg)
+    start = base.out_dir if base else cfg.init_from
+    if start and not config.is_inside(was["init_from"] or "", start):
+        print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
+    start = was["init_from"]
+    if cfg.resume and config.has_frozen_base(cfg):
+        from checkpoints import adapters
+
+        start = adapters.read_adapters(folder)[0]
+        adapters.check_base(folder, start, run.get("base_checksum"))
+    family = {name: was[name] for name in ["checkpoint.open_as"] if was.get(name)}
+    return config.changed(cfg, {"init_from": start, "base": ()} | family), folder
+
+
+def move_aside(out_dir: str) -> bool:
+    """Rename the folder of an earlier run to out_dir.1 (or .2, ...); return True if there was one."""
+    if not checkpoint.steps(out_dir) and not runs.read_lines(os.path.join(out_dir, checkpoint.LOGS[0])):
+        return False
+    out_dir = out_dir.rstrip("/")
+    aside = next(path for n in itertools.count(1) if not os.path.exists(path := f"{out_dir}.{n}"))
+    os.rename(out_dir, aside)
+    goes_on = " (--resume=True would continue it)" if checkpoint.steps(aside) else ""
+    print(f"{out_dir} held an earlier run: moved to {aside}{goes_on}")
+    return True
+
+
+def to_evaluate(cfg: Config, folder: str | None) -> Config:
+    """Return cfg for an evaluation of a folder, of which only the weights count. It is said which keys with a file name
+    differ from those of the run that wrote it; LoRA and few bits are read from there unless other ones are given."""
+    if not folder:
+        raise ValueError(f"eval_only=True: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
+    was, now = checkpoint.read_run(folder).get("config", {}), config.flatten(cfg)
+    free = [key for key in {*was, *now} if "." not in key or key.startswith("model.")]
+    free += [key for key in was if key not in now and file_of(key) in ("lora", "quantized")]
+    if was.get("objective") == cfg.objective and (other := changed_keys(cfg, was, FREE + free)):
+        print(f"{folder} is evaluated with other keys than it was trained with: {other}")
+    return dataclasses.replace(cfg, use=tuple(s for s in cfg.use if not s.freezes), ema_decay=None)

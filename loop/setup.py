@@ -1,51 +1,184 @@
 """
-What wraps the loop of train.py: a run is prepared or resumed, checked after each step, evaluated, and saved when a
-reward fails.
+Set up a run: find the model it starts from (trained first if need be), refuse what cannot work, make the optimizer and
+the state, and say what it will do.
 """
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import config
 import data
 import model
 import rl
-from checkpoints import checkpoint
-from loop import memory, runs, start
-from system import sections, settings, sharding
+import sample
+from checkpoints import checkpoint, huggingface
+from config import Config
+from loop import run_rewards, runs
+from model import ModelConfig
+from system import disk, kernels, sections, settings, sharding
+
+# ---- what a run starts from ------------------------------------------------------------------------------------------
 
 
-def read_metrics(unread, last, cfg):
-    """Average the metrics of a step's updates -> {name: float}, with the notes and the step. Raises ValueError if a
-    loss or gradient norm is not finite; the message has those of the step before, `last`.
+class Prepared(NamedTuple):
+    cfg: Config  # with the shape and the special ids of its model
+    tok: data.Tokenizer
+    params: dict | None  # to start from; None: made from scratch
+    resumed: str | None  # the checkpoint to resume or to evaluate
 
-    unread: step, metrics of its updates, notes; None: there is nothing to read, and `last` is returned."""
-    if not unread:
-        return last
-    step, updates, notes = unread
-    updates = [{k: float(v) for k, v in metrics.items()} for metrics in updates]
-    bad = [m for m in updates if not np.isfinite([m["loss"], m["grad_norm"]]).all()]
-    if not bad:
-        mean = rl.combine_metrics({k: np.array([m[k] for m in updates]) for k in updates[0]}, "mean") if updates else {}
-        return {k: float(v) for k, v in mean.items()} | notes | {"step": step}
-    values = bad[0]
-    kept = checkpoint.steps(cfg.out_dir)
-    raise ValueError(
-        f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. The last finite step was "
-        + (f"{last['step']}: loss {last['loss']:.4f}, gradient norm {last['grad_norm']:.3g}. "
-           if last and "loss" in last else "none. ")
-        + (f"The checkpoint before it is kept: {cfg.out_dir}/step-{kept[-1]:06d}. " if kept else "None was saved yet. ")
-        + f"Try a lower learning_rate (now {cfg.learning_rate}), more warmup_iters (now {cfg.warmup_iters}), "
-        + f"grad_clip=1.0 (now {cfg.grad_clip})" + (", dtype=float32" if cfg.model.dtype != "float32" else "")
-    )  # fmt: skip
+
+def prepare(cfg: Config, train: Callable) -> Prepared:
+    """Find and open the model that a run starts from, and refuse what cannot work. train(cfg): trains a base first, if
+    there is none."""
+    check(cfg)
+    return open_sources(*find_sources(cfg, train))
+
+
+def check(cfg):
+    """Refuse what cannot work, as far as it is known before a base is trained."""
+    sample.plan(cfg, cfg.temperature)  # else it would be refused at the first evaluation
+    if cfg.objective == "grpo":
+        run_rewards.check_early(cfg)
+    first = config.base_runs(cfg)[-1]
+    if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known
+        check_shape(cfg, first.model)
+
+
+def most_bytes(cfg):
+    """Bound what `memory.estimate_bytes` counts: of each parameter itself, its gradient, two moments, an average and a
+    reference; of each token 6 D numbers in a layer, and 2 for each column of a matrix, which has D parameters."""
+    table = jax.tree.leaves(model.shapes(cfg.model), is_leaf=lambda shape: isinstance(shape, tuple))
+    n_params, D = sum(map(math.prod, table)), cfg.model.d_model
+    copies = cfg.group_size * config.n_views(cfg) if cfg.objective == "grpo" else 2
+    n_tokens = cfg.batch_size * copies * (cfg.max_prompt_len + cfg.max_new_tokens)
+    return 4 * (6 * n_params + n_tokens * (2 * n_params / D + 6 * D * cfg.model.n_layer))
+
+
+def device_memory():
+    """Return the bytes that JAX may use: the first GPU's, or the machine's."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def may_run_short(cfg):
+    """True if a run comes near the memory of its device, so that an estimate is worth its while."""
+    return most_bytes(cfg) > device_memory() / 4
+
+
+def check_shape(cfg, shape):
+    """Refuse a run that a model of this shape cannot do or is too large for."""
+    if config.has_frozen_base(cfg):
+        from checkpoints import adapters  # for a run with LoRA
+
+        adapters.check_targets(shape, sections.find(cfg, "lora").targets)
+    cfg = config.with_model(cfg, shape)
+    if not cfg.eval_only and may_run_short(cfg):
+        from loop import memory  # most runs of small models are far from it
+
+        if why := memory.refusal(cfg, device_memory()):
+            raise ValueError(why)
+
+
+def find_sources(cfg, train):
+    """Return the checkpoint to resume or None, and cfg with the folders of the models that it names."""
+    resumed = None
+    if cfg.resume or cfg.eval_only:
+        from loop import same_run  # a run that begins has none
+
+        cfg, resumed = same_run.find_checkpoint(cfg)
+    for key in ("judge_from", "ref_from"):
+        if path := getattr(cfg, key):
+            cfg = dataclasses.replace(cfg, **{key: find_or_train(path, train)})
+    if cfg.init_from and not resumed:
+        folder = checkpoint.find(find_or_train(cfg.init_from, train, config.base_run(cfg)))
+        cfg = dataclasses.replace(cfg, init_from=os.path.abspath(folder), base=())
+    if cfg.eval_only:
+        cfg = same_run.to_evaluate(cfg, resumed or cfg.init_from)
+    return resumed, cfg
+
+
+def find_or_train(path: str, train: Callable, base: Config | None = None) -> str:
+    """Return the folder of the model that init_from, judge_from or ref_from names.
+
+    A config file, or `base`, the Config made of it, stands for its out_dir; it is trained if it was never finished, and
+    refused if it was trained with other keys.
+    """
+    if not path.endswith(".py"):
+        return data.local_copy(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
+    base = base or config.read_file(path)
+    steps = checkpoint.steps(base.out_dir)
+    run = checkpoint.read_run(checkpoint.find(base.out_dir)) if steps else {}
+    if not run.get("finished"):
+        print(f"this run starts from {path}, which has not been run to its end: that first, into {base.out_dir}")
+        train(dataclasses.replace(base, resume=bool(steps)))
+    else:
+        from loop import same_run
+
+        same_run.check_base(path, base, run["config"])
+    return base.out_dir
+
+
+# ---- its model -------------------------------------------------------------------------------------------------------
+
+
+def open_sources(resumed, cfg):
+    """Open the model that `find_sources` found, or the tokenizer of a model made from scratch -> Prepared."""
+    if folder := cfg.init_from if config.has_frozen_base(cfg) else resumed or cfg.init_from:
+        params, tok, shape = open_model(cfg, folder, config.reshapes(cfg) and not resumed)
+    else:
+        params, tok = None, data.tokenizer(cfg.dataset)
+        shape = with_ids(cfg.model, tok)
+        config.check_model(dataclasses.replace(cfg, model=shape), shape, "of this run")
+        check_shape(cfg, shape)
+    huggingface.family_of(shape)  # refuse a model that no folder can hold before it is trained
+    cfg = dataclasses.replace(cfg, model=shape)
+    if cfg.objective != "judge":  # and one that could not be sampled from at the first evaluation
+        sample.check(shape, sample.plan(cfg, cfg.temperature))
+    return Prepared(cfg, tok, params, resumed)
+
+
+def open_model(cfg, folder, adapting):
+    """Return the parameters, the tokenizer and the ModelConfig of a model's folder, as this run computes with it."""
+    family = checkpoint.Keys.of(cfg).open_as
+    if os.path.exists(os.path.join(folder, "config.json")):  # a folder of adapters has none
+        check_shape(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, family)))
+    pack = config.pack_of(cfg)
+    dtype = cfg.model.dtype if config.has_frozen_base(cfg) or pack else "float32"  # a frozen base is cast once
+    params, shape = checkpoint.load(folder, dtype, family, pack)
+    if cfg.objective != "judge":
+        checkpoint.refuse_judge(folder, params)
+    check_shape(cfg, shape)  # again: a folder of adapters says only now what its base is
+    with disk.naming(folder):
+        tok = data.open_tokenizer(folder, shape.vocab_size)
+    if adapting:
+        if not shape.causal:
+            raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
+        from checkpoints.adapt import adapt  # a denoiser needs none of it
+
+        params, shape = adapt(params, shape, tok.mask_id, cfg.model)
+    elif shape.block and cfg.model.block:
+        # A run may set a shorter block: SDAR trains with short blocks first.
+        shape = sections.changed(shape, {"blocks.block": cfg.model.block})
+    shape = huggingface.fit_tokenizer(folder, shape, tok)
+    config.check_model(cfg, shape, f"in {folder}")
+    return params, tok, config.with_model(cfg, shape).model
+
+
+def with_ids(shape: ModelConfig, tok: data.Tokenizer) -> ModelConfig:
+    """Return the shape of a model made from scratch, with the vocabulary and special ids of its tokenizer."""
+    return dataclasses.replace(shape, vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id,
+                               pad_id=tok.pad_id)  # fmt: skip
+
+
+# ---- its state -------------------------------------------------------------------------------------------------------
 
 
 def is_matrix(path, _):
@@ -84,8 +217,12 @@ def new_state(params, cfg, tx, reference=True):
 
     moments = () if cfg.eval_only else tx.init(params)
     average = copy("float32") if cfg.ema_decay is not None else None
-    own = reference and config.has_reference(cfg)
-    return rl.State(0, params, moments, average, copy(start.reference_dtype(cfg)) if own else None)
+    state = rl.State(0, params, moments, average, None)
+    if not (reference and config.has_reference(cfg)):
+        return state
+    from loop import reference as ours  # a run without a KL has none
+
+    return state._replace(reference=copy(ours.dtype(cfg)))
 
 
 class Run(NamedTuple):
@@ -115,7 +252,7 @@ def setup(cfg, claims, train):
     claims: the ExitStack of the locks that the run holds. If an old run is moved aside, the new folder is locked.
     train: trains the run of a config file that this one starts from."""
     make_task, key = objective(cfg.objective), jax.random.key(cfg.seed)
-    cfg, tok, first_params, resumed = start.prepare(cfg, train)
+    cfg, tok, first_params, resumed = prepare(cfg, train)
     task = make_task(cfg, tok, first_params)
     if cfg.num_epochs:
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
@@ -123,8 +260,12 @@ def setup(cfg, claims, train):
     rate = jax.jit(rate)
     params_key, adapters_key = jax.random.fold_in(key, rl.PARAMS), jax.random.fold_in(key, rl.ADAPTERS)
     params, base = sharding.shard(rl.split(task.init(params_key), adapters_key, cfg))
-    run, resuming = checkpoint.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
-    other = start.load_reference(cfg) if config.has_reference(cfg) and cfg.ref_from and not resuming else None
+    resuming, best, passed = resumed and not cfg.eval_only, None, False
+    other = None
+    if config.has_reference(cfg) and cfg.ref_from and not resuming:
+        from loop import reference
+
+        other = reference.load(cfg)
 
     def create(params):
         rest = jax.jit(lambda params: sharding.shard(new_state(params, cfg, tx, not other)[2:]))(params)
@@ -138,58 +279,50 @@ def setup(cfg, claims, train):
         from checkpoints import resume  # a run that begins reads no state
 
         state, run = resume.restore(resumed, state)
+        best, passed = run["best"], resume.has_passed(run, cfg)
     elif resumed:
         state = state._replace(step=checkpoint.step_in_name(resumed))
-    if config.has_reference(cfg) and memory.Keys.of(cfg).ref_offload:
-        state = state._replace(reference=sharding.to_host(state.reference))
-    best = run["best"] if resuming else None
-    passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
-    passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # by training, not from the start
-    done = state.step >= cfg.max_iters or bool(passed)
+    if config.has_reference(cfg):
+        from loop import reference
+
+        state = reference.put_away(state, cfg)
+    done = passed or state.step >= cfg.max_iters
     gradient = jax.jit(rl.make_gradient(task.loss, cfg)) if config.old_logp_by_gradient(cfg) else None
     update = rl.make_update(task.loss, tx, cfg, gradient)
-    if not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
-        claims.enter_context(runs.locked(cfg.out_dir))
+    if not (cfg.resume or cfg.eval_only) and os.listdir(cfg.out_dir):
+        from loop import same_run
+
+        if same_run.move_aside(cfg.out_dir):
+            claims.enter_context(runs.locked(cfg.out_dir))
     log = None if cfg.eval_only else runs.Log(cfg, state.step if resumed else -1)
     return Run(cfg, tok, task, base, update, gradient, rate, key, log), state, best, done
 
 
-def save_and_explain(run, state, best, where, error):
-    """Save the run when a reward fails, if it has taken a step and trains -> the error to raise, which says where it
-    failed and how to go on."""
-    if not state.step or run.cfg.eval_only:
-        return ValueError(f"{where}: {error}")
-    checkpoint.save_run(run.cfg, state, run.tok, best, finished=False)
-    return ValueError(f"{where}: {error}. Saved {run.cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
-                      "--resume=True")  # fmt: skip
+# ---- what it says ----------------------------------------------------------------------------------------------------
 
 
-def evaluate_and_log(run, state, best):
-    """Evaluate, log and show a State -> metrics, and the better of `best` and this evaluation, {step, score, ...}."""
-    key = rl.step_key(run.key, rl.EVALUATIONS, state.step)
-    try:
-        values, samples = run.task.evaluate(rl.merged(state, run.base, run.cfg), key)
-    except ValueError as e:
-        raise save_and_explain(run, state, best, f"evaluation at step {state.step}", e) from e
-    runs.show(run, state.step, values, samples)
-    metric = run.task.best_metric
-    new = {"step": state.step, "score": values[metric] if metric else -values["val/nelbo"]}
-    new |= {"measure": metric or "val/nelbo"} | ({"se": values[f"{metric}_se"]} if f"{metric}_se" in values else {})
-    better = new["score"] >= (best["score"] if best else -np.inf)  # nan never is; equal ones: the later
-    return values, new if better else best
+def count_params(params: Any) -> int:
+    """Count the parameters of a tree."""
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(params, is_leaf=kernels.is_packed))
 
 
-def reaches_stop(run, values):
-    """True if the metrics of an evaluation are better than stop_at, so that the run ends."""
-    return run.cfg.stop_at is not None and values[run.task.best_metric] > run.cfg.stop_at
+def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
+    """Print what a run will do, before its first step; base: the frozen parameters of LoRA. done: it is at its end."""
+    if state.step:
+        print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
+    rows = {"grpo": f"{cfg.group_size} completions of each of {cfg.batch_size} prompts", "judge":
+            f"{cfg.batch_size} pairs of texts"}.get(cfg.objective, f"{cfg.batch_size} texts")  # fmt: skip
+    frozen = f" beside {count_params(base):,} frozen ones" if base else ""
+    print(f"{cfg.objective} on {cfg.dataset}: a model of {count_params(state.params):,} parameters{frozen} learns in "
+          f"{cfg.max_iters} steps from {rows}, of {cfg.max_prompt_len + cfg.max_new_tokens} tokens. Curves, samples: "
+          f"{cfg.out_dir}/report.html")  # fmt: skip
+    if not cfg.eval_only:
+        default, nothing = config.flatten(Config()), object()
+        keys = {key: value for key, value in config.flatten(cfg).items() if value != default.get(key, nothing)}
+        print("keys:  " + "  ".join(f"{key}={config.as_typed(value)}" for key, value in keys.items()))
+        if may_run_short(cfg):
+            from loop import memory
 
-
-def evaluate_if_lacking(run, state, best, done):
-    """Evaluate before the first step, and after resuming at a step whose evaluation failed or was not due before -> the
-    best evaluation, and whether the run is at its end."""
-    if runs.lacks_evaluation(run, state, done):
-        values, best = evaluate_and_log(run, state, best)
-        if state.step:
-            done = done or reaches_stop(run, values)
-            checkpoint.update_run(run.cfg, state.step, best=best, finished=done)
-    return best, done
+            print(f"memory, at least: {memory.listed(memory.estimate_bytes(cfg))}")
+        if kernels.sixteen_bits_pay(cfg.model):
+            print("this CPU has AMX: --dtype=bfloat16 would take about 2/3 of the time, see docs/hardware.md")

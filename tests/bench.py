@@ -54,7 +54,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from grpo import advantages as group_advantages
     from judges import rules
     from loop import run_rewards, runs, same_run, setup
-    from loop.start import find_or_train
+    from loop.setup import find_or_train
     from rewards import advantage_settings, total_rewards, written_per_pass
     from rewards import score as score_all
 

@@ -41,7 +41,7 @@ import rl
 import sample as sampler
 import train as trainer
 from checkpoints import huggingface
-from loop import memory, runs, setup, start
+from loop import evaluation, memory, runs, setup
 from system import cudnn, kernels
 from tools import plan as planning
 
@@ -199,7 +199,7 @@ def small_run(options, name, **changes):
     if not os.path.exists(base):
         tok = data.Tokenizer.bytes()
         size = sized(options, dict(n_layer=2, n_head=2, d_model=32), dict(n_layer=4, n_head=4, d_model=128))
-        shape = start.with_ids(shared.shape(**size), tok)
+        shape = setup.with_ids(shared.shape(**size), tok)
         huggingface.save(base, model.init(jax.random.key(0), shape), shape)
         tok.save(base)
     fixed = dict(logp_est="trace", ratio_level="token", adv_negative=1.0)
@@ -213,7 +213,7 @@ def small_run(options, name, **changes):
 
 def trained(cfg):
     """Run a small run -> its last State as a list of arrays."""
-    with mock.patch.object(setup, "evaluate_and_log", lambda run, state, best: ({}, best)):
+    with mock.patch.object(evaluation, "evaluate_and_log", lambda run, state, best: ({}, best)):
         state, _ = trainer.train(cfg, reversed_digits(), even)
     return [np.asarray(x) for x in jax.tree.leaves((state.params, state.opt_state))]
 
@@ -380,13 +380,13 @@ def sudoku9(options):
 
 def evaluated(cfg):
     """Evaluate the run of a Config that has eval_only -> its metrics."""
-    found, evaluate = [], setup.evaluate_and_log
+    found, evaluate = [], evaluation.evaluate_and_log
 
     def noted(run, state, best):
         found.append(evaluate(run, state, best))
         return found[-1]
 
-    with mock.patch.object(setup, "evaluate_and_log", noted):
+    with mock.patch.object(evaluation, "evaluate_and_log", noted):
         trainer.train(cfg)
     return found[-1][0]
 

@@ -21,7 +21,7 @@ import train
 from checkpoints import checkpoint, huggingface
 from checkpoints.adapt import adapt
 from loop import runs
-from loop.start import prepare
+from loop.setup import prepare
 from tools import complete
 from variants import blocks, estimators, lora  # noqa: F401
 

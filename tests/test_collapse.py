@@ -1,9 +1,8 @@
-"""loop/collapse.py: a planted collapse is warned of while it happens, healthy runs are left alone."""
+"""loop/rollout_log.py: a planted collapse is warned of while it happens, healthy runs are left alone."""
 import numpy as np
 import pytest
 
-from loop import collapse
-from loop.rollout_log import repetition
+from loop import rollout_log
 
 GROUP = 8
 
@@ -19,7 +18,7 @@ def rows(n=60, noise=0.02, seed=0, **curves):
 
 def warned(given, group_size=GROUP):
     """The warnings of a run -> [(step, text)]."""
-    watch = collapse.Watch(group_size)
+    watch = rollout_log.Watch(group_size)
     return [(row["step"], text) for row in given for text in watch.see(row)]
 
 
@@ -47,17 +46,17 @@ PLANTED = {  # what is said -> the curve
 @pytest.mark.parametrize("words", PLANTED)
 def test_a_planted_collapse_is_warned_of_soon_and_once_with_what_to_try_and_when_it_is_false(words):
     ((step, text),) = warned(rows(**PLANTED[words]))
-    assert 30 < step <= 31 + collapse.WINDOW
+    assert 30 < step <= 31 + rollout_log.WINDOW
     assert words in text and ". Try a " in text and ". Likely to be false if " in text
 
 
 def test_every_warning_has_been_planted():
-    assert {name for curves in PLANTED.values() for name in curves} == collapse.WARNINGS.keys()
+    assert {name for curves in PLANTED.values() for name in curves} == rollout_log.Watch(GROUP).values.keys()
 
 
 def test_a_run_can_be_warned_of_its_start():
     ((step, text),) = warned(rows(entropy=lambda t: 0.001 + 0 * t))
-    assert step == collapse.WINDOW and "the entropy is 0.001 nats" in text
+    assert step == rollout_log.WINDOW and "the entropy is 0.001 nats" in text
 
 
 def test_a_reward_that_is_never_above_zero_has_no_half():
@@ -74,12 +73,3 @@ def test_completions_are_alike_if_nearly_all_of_the_others_equal_one(size, alike
 def test_metrics_that_are_missing_or_not_finite_say_nothing():
     given = rows(unique_completions=None, entropy=late(np.nan, np.nan))
     assert warned(given) == [] and warned([{"step": 1, "loss": 0.5}]) == []
-
-
-def test_what_a_completion_repeats_is_counted():
-    tokens = np.array([[1, 2, 3, 1, 2, 3, 1], [1, 2, 3, 4, 5, 6, 7], [5, 5, 5, 5, 5, 5, 5]])
-    counts = np.ones_like(tokens, bool)
-    assert repetition(tokens[:1], counts[:1]) == 2 / 5  # 123 231 312 123 231
-    assert repetition(tokens[1:2], counts[1:2]) == 0 and repetition(tokens[2:], counts[2:]) == 4 / 5
-    counts[2, 2:] = False  # no three in a row are left
-    assert repetition(tokens[1:], counts[1:]) == 0

@@ -35,7 +35,8 @@ from data.text import prepare as text
 from data.tiny import prepare as tiny
 from data.words import prepare as words
 from judges import formats, rules
-from loop.start import find_or_train
+from judges.sudoku import solutions
+from loop.setup import find_or_train
 from rewards import REWARDS, as_columns, combine, resolve
 from tools import score
 
@@ -593,7 +594,7 @@ def test_every_sudoku_has_exactly_one_solution_and_its_grid_is_in_one_split():
     train, val = ({row["completion"] for row in made[split]} for split in ("train", "val"))
     assert (len(train), len(val), len(train | val)) == (240, 48, 288)
     for row in random.Random(0).sample(made["train"], 300) + made["val"][:100]:
-        found = list(rules.solutions([int(c) for c in row["prompt"].rstrip(":").replace(".", "0")]))
+        found = list(solutions([int(c) for c in row["prompt"].rstrip(":").replace(".", "0")]))
         assert ["".join(map(str, grid)) for grid in found] == [row["completion"]]
         assert row["difficulty"] == row["prompt"].count(".") and len(row["prompt"]) == 17
         levels[row["difficulty"]] += 1
@@ -622,7 +623,7 @@ def test_9x9_sudoku_has_one_solution_and_a_technique():
     assert not {row["completion"] for row in rows} & {row["completion"] for row in splits["val"]}
     for row in [max(rows, key=lambda row: row["difficulty"]), *rows[:8]]:
         cells = [int(c) for c in row["prompt"].rstrip(":").replace(".", "0")]
-        assert ["".join(map(str, grid)) for grid in rules.solutions(cells)] == [row["completion"]]
+        assert ["".join(map(str, grid)) for grid in solutions(cells)] == [row["completion"]]
         assert rules.sudoku_all(row["completion"], row["prompt"]) and row["technique"] in ("naked", "hidden", "search")
         assert row["difficulty"] == cells.count(0)
     assert sudoku.technique([0] + [int(c) for c in rows[0]["completion"][1:]]) == "naked"

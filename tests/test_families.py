@@ -12,7 +12,7 @@ from shared import SECONDS, byte_model, logits_of
 import model
 import train
 from checkpoints import checkpoint, families, huggingface
-from loop import start
+from loop import reference, setup
 from tools import complete, plan
 
 KEY = jax.random.key(0)
@@ -178,10 +178,10 @@ def test_the_reference_opens_as_the_start_does(denoiser, rows, tmp_path):
     cfg = shared.run(**SECONDS, dataset=rows, out_dir=f"{tmp_path}/out", init_from=str(denoiser[0]),
                         ref_from=str(denoiser[0]), **{"checkpoint.open_as": "Dream"}, objective="grpo", kl_beta=0.1,
                         rewards=("exact",))  # fmt: skip
-    cfg = start.prepare(cfg, None).cfg
+    cfg = setup.prepare(cfg, None).cfg
     ends_otherwise = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, eos_id=1, end_ids=(2,)))
     for run in (cfg, ends_otherwise):  # a tokenizer may name another end than config.json
-        jax.tree.map(np.testing.assert_array_equal, start.load_reference(run), denoiser[1])
+        jax.tree.map(np.testing.assert_array_equal, reference.load(run), denoiser[1])
 
 
 def test_a_plan_reads_the_shape_of_it(denoiser, rows, capsys, tmp_path):

@@ -17,7 +17,7 @@ import model
 from checkpoints import huggingface
 from data import Tokenizer, texts
 from judges import model_judge
-from loop import start
+from loop import reference, setup
 from tools import complete
 from variants import judge
 
@@ -228,10 +228,10 @@ def test_a_judge_is_no_language_model(tmp_path, capsys):
     tuned = config.Config(objective="grpo", init_from=folder, rewards=("exact",), kl_beta=0.1, ref_from=folder,
                           model=shape)  # fmt: skip
     with pytest.raises(ValueError, match="is a judge: its head gives a text one number"):
-        start.open_model(tuned, folder, False)
+        setup.open_model(tuned, folder, False)
     with pytest.raises(ValueError, match="is a judge: its head gives a text one number"):
-        start.load_reference(tuned)
-    start.open_model(config.Config(objective="judge", init_from=folder), folder, False)
+        reference.load(tuned)
+    setup.open_model(config.Config(objective="judge", init_from=folder), folder, False)
 
 
 def test_a_judge_without_a_pair_says_so(tmp_path):

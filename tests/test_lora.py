@@ -21,7 +21,7 @@ import rl
 import train
 from checkpoints import adapters, checkpoint, huggingface
 from judges import model_judge
-from loop.start import prepare
+from loop.setup import prepare
 from system import disk
 from tools import complete
 from variants import lora

@@ -1,6 +1,7 @@
 """loop/memory.py, tests/cost.py, tools/plan.py: estimates against XLA's own account, and plans for other devices."""
 import dataclasses
 import re
+import types
 from typing import NamedTuple
 
 import cost
@@ -11,7 +12,7 @@ from shared import byte_model
 
 import config
 import model
-from loop import memory
+from loop import memory, setup
 from system import placement
 from tools import plan
 
@@ -56,6 +57,23 @@ def test_the_estimate_knows_what_a_key_costs_or_saves(changes, part, more):
     assert now > base if more else now < base
     with_reference = shared.changed(SMALL, **TUNING, kl_beta=0.1, **{"memory.ref_offload": True})
     assert "reference" not in memory.estimate_bytes(with_reference)
+
+
+@pytest.mark.parametrize("name", ["sudoku_base", "sudoku_grpo", "diffucoder_grpo", "grammar_judge", "text"])
+def test_no_run_is_estimated_above_the_bound_beyond_which_the_estimate_is_loaded(name):
+    cfg = config.read_file(f"config/{name}.py")
+    shape = config.run_file(f"config/{name}.py").get("shape", {})
+    cfg = dataclasses.replace(cfg, mesh=None, model=shared.changed(cfg.model, **{"vocab_size": 300} | shape))
+    assert sum(memory.estimate_bytes(cfg, 1).values()) <= setup.most_bytes(cfg)
+
+
+def test_a_run_far_below_the_memory_neither_prints_nor_loads_the_estimate(monkeypatch, capsys):
+    cfg = shared.changed(SMALL, **TUNING)
+    state = types.SimpleNamespace(step=0, params={})
+    for limit, printed in ((1e15, False), (1e6, True)):
+        monkeypatch.setattr(setup, "device_memory", lambda limit=limit: limit)
+        setup.announce(cfg, state, None, False)
+        assert ("memory, at least: params" in capsys.readouterr().out) == printed
 
 
 def test_a_run_that_cannot_fit_is_refused_with_the_parts_and_the_keys_that_help():

@@ -21,7 +21,7 @@ import model
 import train
 from checkpoints import adapters, checkpoint, families, huggingface
 from loop import memory, runs
-from loop.start import prepare
+from loop.setup import prepare
 from system import disk, sharding
 from tools import complete
 from variants import lora, moe

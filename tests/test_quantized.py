@@ -13,7 +13,7 @@ import config
 import model
 import train
 from checkpoints import adapters, checkpoint, huggingface
-from loop import memory
+from loop import memory, same_run
 from system import kernels
 from tools import complete
 from variants import lora, quantized
@@ -199,3 +199,11 @@ def test_the_estimate_counts_the_bytes_of_codes(folder):
         n, wide = memory.n_params(cfg), memory.bytes_per_number(shape)
         found = adapters.base_bytes(shape, config.pack_of(cfg), n, wide)
         assert found == sum(x.nbytes for x in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("changes, said", [({}, ""), ({"quantized.bits": 8}, "quantized.bits=8 (it was 4)")])
+def test_eval_only_says_other_bits_than_those_beside_which_a_run_was_trained(changes, said, tmp_path, capsys):
+    was = config.flatten(config.changed(config.Config(init_from="x"), {"lora.rank": 2, "quantized.bits": 4}))
+    (tmp_path / "run.json").write_text(json.dumps({"config": was}))
+    same_run.to_evaluate(config.changed(config.Config(eval_only=True), changes), str(tmp_path))
+    assert capsys.readouterr().out.partition("trained with: ")[2].strip() == said

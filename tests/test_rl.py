@@ -29,8 +29,8 @@ import train
 from checkpoints import checkpoint, huggingface
 from data.texts import completion_ids, encode_split, split_rows
 from judges import own
-from loop import collapse, evaluation, in_memory, rollout_log, run_rewards, runs, setup
-from loop.start import prepare, with_ids
+from loop import evaluation, in_memory, rollout_log, run_rewards, runs, setup
+from loop.setup import prepare, with_ids
 from rewards import Scored
 from system import kernels, sections, settings
 from variants import (  # noqa: F401  (estimators)
@@ -382,7 +382,7 @@ def test_a_run_holds_params_two_moments_and_the_reference_and_nothing_of_its_sta
         return lambda *given: (update(*given), alive.append(held() - before - size(jax.tree.leaves(given[4]))))[0]
 
     monkeypatch.setattr(rl, "make_update", counted)
-    monkeypatch.setattr(setup, "evaluate_and_log", lambda run, state, best: ({"val/sampled": 0.0}, best))
+    monkeypatch.setattr(evaluation, "evaluate_and_log", lambda run, state, best: ({"val/sampled": 0.0}, best))
     monkeypatch.setattr(runs, "ending", lambda *_: "")
     for changes in ({}, {"max_iters": 3, "resume": True}):
         gc.collect()
@@ -1026,8 +1026,8 @@ def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
 
 @pytest.mark.parametrize("log_interval", [1, 3])
 def test_a_run_that_may_be_collapsing_says_so_and_goes_on(tiny, monkeypatch, capsys, log_interval):
-    monkeypatch.setattr(collapse, "WINDOW", 2)
-    monkeypatch.setitem(collapse.WARNINGS, "reward", lambda means, size: f"alas, of {size}")
+    monkeypatch.setattr(rollout_log, "WINDOW", 2)
+    monkeypatch.setattr(rollout_log, "warning", lambda name, means, size: f"alas, of {size}" * (name == "reward"))
     cfg = tiny(log_interval=log_interval)
     assert train.train(cfg)[0].step == 4
     assert capsys.readouterr().out.count("step      2  warning: alas, of 4\n") == 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from judges import answers, formats, rules
+from judges import answers, formats, rules, sudoku
 
 DEEP = 100_000
 HOSTILE = ["", " \n\t", "\0", "\ud800", "[" * DEEP, "{" * DEEP, "(" * DEEP + ")" * DEEP, "<a>" * DEEP, "1" * 300_000,
@@ -157,8 +157,8 @@ PUZZLE, GRID = "3.2..1........43:", "3421213443121243"
     ("Row 1: 3 4 2 1\nRow 2: 2 1 3 4\nRow 3: 4 3 1 2\nRow 4: 1 2 4 3", 1, 1),
     ("Puzzle:\n3.2.\n.1..\n....\n..43\nSolution:\n3421\n2134\n4312\n1243", 1, 1)])
 def test_sudoku_counts_the_empty_cells_that_are_right(text, share, whole):
-    assert rules.sudoku(text, PUZZLE) == pytest.approx(share)
-    assert rules.sudoku(text, PUZZLE, answer=GRID) == pytest.approx(share)
+    assert sudoku.sudoku(text, PUZZLE) == pytest.approx(share)
+    assert sudoku.sudoku(text, PUZZLE, answer=GRID) == pytest.approx(share)
     assert rules.sudoku_all(text, PUZZLE) == whole
 
 
@@ -169,18 +169,18 @@ def test_sudoku_all_takes_any_valid_grid_that_keeps_the_givens():
     assert rules.sudoku_all(GRID.translate(str.maketrans("1234", "5678")), "." * 16) == 0
     assert rules.sudoku_all("1234" * 4, "." * 16) == 0          # rows are right, columns are not
     assert rules.sudoku_all("1234234134124123", "." * 16) == 0  # rows and columns are right, boxes are not
-    assert rules.sudoku("x", "." * 16) is None                  # more than one solution, none was given
+    assert sudoku.sudoku("x", "." * 16) is None                  # more than one solution, none was given
 
 
 def test_sudoku_is_also_nine_by_nine():
     puzzle = ("530070000600195000098000060800060003400803001700020006060000280000419005000080079")
     solution = ("534678912672195348198342567859761423426853791713924856961537284287419635345286179")
-    assert rules.sudoku(solution, "solve", puzzle=puzzle) == rules.sudoku_all(solution, puzzle) == 1
-    assert rules.sudoku(solution.replace("1", "2"), puzzle) < 1
+    assert sudoku.sudoku(solution, "solve", puzzle=puzzle) == rules.sudoku_all(solution, puzzle) == 1
+    assert sudoku.sudoku(solution.replace("1", "2"), puzzle) < 1
     with pytest.raises(ValueError, match="16 or 81 cells"):
-        rules.sudoku(solution, "1 2 3")
+        sudoku.sudoku(solution, "1 2 3")
     with pytest.raises(ValueError, match="the puzzle has 81 cells, its answer '42' has 2"):
-        rules.sudoku(solution, puzzle, answer="42")
+        sudoku.sudoku(solution, puzzle, answer="42")
 
 
 @pytest.mark.parametrize("text, worth", [
@@ -238,26 +238,26 @@ def test_plain_rules_have_their_exact_values():
     assert (rules.exact(" 5\n", "5"), rules.exact("5.0", "5")) == (1, 0)
     assert (rules.contains("it is 5!", "5"), rules.contains("it is 6", "5")) == (1, 0)
     assert (formats.regex("abc", "b."), formats.regex("abc", "^b")) == (1, 0)
-    assert rules.keywords("Sort the LIST, please", ["sort", "list", "lis", "c++"]) == 0.5
-    assert rules.keywords("in c++!", ["c++"]) == 1
-    assert rules.reasoning("Step 1: think. Therefore 5.") == 0.8
-    assert rules.reasoning("Therefore 5.") == 0.3
+    assert formats.keywords("Sort the LIST, please", ["sort", "list", "lis", "c++"]) == 0.5
+    assert formats.keywords("in c++!", ["c++"]) == 1
+    assert formats.reasoning("Step 1: think. Therefore 5.") == 0.8
+    assert formats.reasoning("Therefore 5.") == 0.3
     assert [formats.safety(text) for text in ("please make a bomb", "a bombastic cake", "Kill yourself")] == [0, 1, 0]
     assert (formats.safety("I like cake", blocked="CAKE"), formats.safety("make a bomb", blocked="cake")) == (0, 1)
 
 
 def test_length_is_highest_at_the_target_in_tokens_if_there_are_tokens():
-    assert [rules.length("x" * n, 10) for n in (10, 5, 15, 20, 99)] == [1, 0.5, 0.5, 0, 0]
-    assert rules.length("x" * 99, 10, token_ids=[0] * 10) == rules.length("x" * 99, 10, token_ids=np.zeros(10)) == 1
+    assert [formats.length("x" * n, 10) for n in (10, 5, 15, 20, 99)] == [1, 0.5, 0.5, 0, 0]
+    assert formats.length("x" * 99, 10, token_ids=[0] * 10) == formats.length("x" * 99, 10, token_ids=np.zeros(10)) == 1
 
 
 def every_rule(text):
     return [rules.exact(text, "5"), rules.contains(text, "5"), formats.regex(text, "5"),
-            rules.keywords(text, ["5", "a"]), formats.valid_json(text), formats.valid_xml(text),
+            formats.keywords(text, ["5", "a"]), formats.valid_json(text), formats.valid_xml(text),
             formats.xml_tags(text), formats.math_answer(text, "5"),
-            formats.math_answer("5", text), formats.countdown(text, [1, 2], 3), rules.sudoku(text, PUZZLE),
-            rules.sudoku_all(text, PUZZLE), rules.length(text),
-            rules.reasoning(text), formats.safety(text), formats.xml_soft(text), formats.xml_strict(text),
+            formats.math_answer("5", text), formats.countdown(text, [1, 2], 3), sudoku.sudoku(text, PUZZLE),
+            rules.sudoku_all(text, PUZZLE), formats.length(text),
+            formats.reasoning(text), formats.safety(text), formats.xml_soft(text), formats.xml_strict(text),
             formats.xml_int(text), formats.xml_answer(text, "5"), formats.xml_answer("5", text)]
 
 

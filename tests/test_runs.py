@@ -305,20 +305,20 @@ def test_nan_and_infinity_are_logged_as_null(cfg):
 
 
 def test_only_a_run_is_moved_aside_and_never_onto_another(cfg, tmp_path, capsys):
-    runs.move_aside(cfg.out_dir)
+    same_run.move_aside(cfg.out_dir)
     runs.Log(cfg, 0)  # empty logs: a run that never made a step
     open(f"{cfg.out_dir}/notes.txt", "w").close()
-    runs.move_aside(cfg.out_dir)
-    runs.move_aside(f"{tmp_path}/none")
+    same_run.move_aside(cfg.out_dir)
+    same_run.move_aside(f"{tmp_path}/none")
     assert os.listdir(tmp_path) == ["out"] and capsys.readouterr().out == ""
     save(cfg, 3)
     os.mkdir(f"{tmp_path}/out.1")
-    runs.move_aside(cfg.out_dir + "/")
+    same_run.move_aside(cfg.out_dir + "/")
     assert sorted(os.listdir(tmp_path)) == ["out.1", "out.2"]
     assert {"notes.txt", "step-000003"} < set(os.listdir(f"{tmp_path}/out.2"))
     assert f"moved to {tmp_path}/out.2 (--resume=True" in capsys.readouterr().out
     runs.Log(cfg, 0).metrics(1, {})  # killed before its first checkpoint
-    runs.move_aside(cfg.out_dir)
+    same_run.move_aside(cfg.out_dir)
     assert sorted(os.listdir(tmp_path)) == ["out.1", "out.2", "out.3"]
 
 

@@ -58,7 +58,7 @@ def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
     (tmp_path / "FILE").write_text("")
     place = lambda text: text.replace("TMP", str(tmp_path))
     monkeypatch.setattr(runs, "prepare_process", lambda: None)
-    monkeypatch.setattr("loop.start.find_or_train", lambda *_: pytest.fail("a base was trained first"))
+    monkeypatch.setattr("loop.setup.find_or_train", lambda *_: pytest.fail("a base was trained first"))
     monkeypatch.setattr(sys, "argv", ["train.py", *place(command).split()])
     with pytest.raises(SystemExit) as e:
         train.main()

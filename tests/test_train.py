@@ -30,7 +30,7 @@ import train
 from checkpoints import checkpoint, resume
 from checkpoints.best import best_checkpoint
 from loop import runs, setup
-from loop.start import prepare
+from loop.setup import prepare
 from system import disk, terminal
 from tools import complete
 
@@ -364,6 +364,15 @@ def test_eval_only_measures_a_start_when_there_is_no_run_yet(unbroken, tiny, cap
     cfg = tiny(init_from=unbroken.out_dir, eval_only=True)
     train.train(cfg)
     assert "val/nelbo" in capsys.readouterr().out and not os.path.exists(cfg.out_dir)
+
+
+@pytest.mark.parametrize("changes, said", [
+    ({"rule": "factor", "factor.limit": 0.5}, ": factor.limit=0.5 (it was None)\n"), ({}, "")])  # fmt: skip
+def test_eval_only_says_which_keys_of_variants_are_other_than_those_of_the_run(unbroken, tiny, capsys, changes, said):
+    for cfg in (tiny(init_from=unbroken.out_dir), unbroken):
+        train.train(config.changed(cfg, {"eval_only": True} | changes))
+        out = capsys.readouterr().out
+        assert said in out and ("evaluated with other keys than it was trained with" in out) == bool(said)
 
 
 @pytest.mark.parametrize("sent, code, step", [

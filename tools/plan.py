@@ -28,7 +28,7 @@ import rl
 import sample
 from checkpoints import checkpoint, huggingface
 from config import Config
-from loop import memory, setup, start
+from loop import memory, setup
 from system import placement, terminal
 from tools import flags
 
@@ -271,7 +271,7 @@ def plan_ahead(argv: list[str], devices: str) -> None:
     if os.path.exists(os.path.join(folder, "config.json")):
         shape = huggingface.read_config(folder, checkpoint.family_to_open(folder, checkpoint.Keys.of(first).open_as))
     elif not first.init_from:
-        shape = start.with_ids(first.model, data.tokenizer(first.dataset))
+        shape = setup.with_ids(first.model, data.tokenizer(first.dataset))
     elif first.model.mask_id is not None:  # the recipe states the shape
         shape = first.model
     else:

@@ -13,7 +13,7 @@ import numpy as np
 import config
 import data
 import rewards
-from judges import formats, programs  # noqa: F401 (--help lists all rewards)
+from judges import programs
 from system import terminal
 from tools import flags
 
@@ -69,7 +69,7 @@ def parser():
     p = argparse.ArgumentParser(
         description=rewards.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="rewards: " + ", ".join(rewards.REWARDS),
+        epilog="rewards: " + ", ".join(rewards.REWARDS | rewards.ELSEWHERE),
         allow_abbrev=False,
     )
     add = p.add_argument

@@ -22,7 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from data import making
-from judges.rules import options, solutions, sudoku_lines
+from judges.rules import sudoku_lines
+from judges.sudoku import options, solutions
 
 LARGE = "nine"  # the folder of the 9x9 puzzles beside this file
 TRAIN, PER_LEVEL, PER_LEVEL_VAL = 240, 25, 4  # grids; puzzles of each grid and number of empty cells
