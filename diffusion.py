@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import model
-from system import kernels, settings, sharding
+from system import kernels, sections, sharding
 from system.kernels import wanted_in_chunks
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Noise(NamedTuple):
     parts: Callable = one_part
 
 
-NOISES = settings.Table(all=Noise(mask_rows))  # by ModelConfig.mask
+NOISES = sections.Table(all=Noise(mask_rows))  # by ModelConfig.mask
 
 
 def noise_of(cfg):
@@ -318,13 +318,13 @@ def random_subsets(key, among, counts):
     return jnp.stack(subsets, 1)
 
 
-ESTIMATORS = settings.Table(elbo=elbo, coupled_elbo=coupled_elbo)
+ESTIMATORS = sections.Table(elbo=elbo, coupled_elbo=coupled_elbo)
 
 
 def views(key: jax.Array, name: str, completion: jax.Array, **inputs) -> Views:
     """Draw the views of the estimator of this name. completion (B, T): True on the tokens that the model wrote; inputs:
     fields of EstimatorInputs."""
-    settings.plugged(ESTIMATORS, name)
+    sections.plugged(ESTIMATORS, name)
     masked, w, share = ESTIMATORS[name](key, completion, EstimatorInputs(**inputs))
     return Views(masked, w.astype(jnp.float32), share.astype(jnp.float32))
 

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from system import kernels, sections, settings, sharding
-from system.settings import Table
+from system import kernels, sections, sharding
+from system.sections import Table
 
 NEVER = kernels.NEVER  # the logit of a token that must not be chosen
 
@@ -60,18 +60,18 @@ class ModelConfig:
     kind: ClassVar[str] = "Shape"  # of the sections in `use`
 
     def __post_init__(self):
-        settings.check_types(self)
+        sections.check_fields(self)
         object.__setattr__(self, "use", sections.in_order(self.use, self.kind))
         for field, name in sections.settle(self, PARTS).items():
             object.__setattr__(self, field, name)
-        settings.check(self, settings.rules_of_a_model, *(section.between_keys for section in self.use))
+        sections.check(self, sections.rules_of_a_model, *(section.between_keys for section in self.use))
 
     def brought(self):
         """List who says which entries this model has: [(who, {field: name}), ...]."""
         own = [("shift=True", {"read": "shifted"})] if self.shift else []
         if self.causal:
             own = [("causal=True", {"mask": "causal", "read": "causal"})]
-        return own + [(f"{settings.variant_of(section)}.Shape", section.brings) for section in self.use]
+        return own + [(f"{sections.variant_of(section)}.Shape", section.brings) for section in self.use]
 
     @property
     def block(self):
@@ -368,12 +368,15 @@ def forward(params, tokens, cfg, positions, mask, part=None, attention=attention
         x, w = sharding.gather_layer(x, w, cfg.remat)
         return sharding.shard_rows(block(x, w, cfg, rotation, attend, wanted))
 
+    if cfg.remat:
+        from system import remat
+
     x = embed(params, tokens, cfg)
     for i, w in enumerate(params["blocks"]):
         scores = mask(i)
         run = functools.partial(layer, scores._replace(mask=None), part if i == cfg.n_layer - 1 else None)
         inputs = x, w, rotation, scores.mask
-        x = kernels.recomputed(run, *inputs) if cfg.remat else run(*inputs)
+        x = remat.recomputed(run, *inputs) if cfg.remat else run(*inputs)
     return rms_norm(x, params["norm"], cfg.norm_eps)
 
 

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import model
-from system import kernels, sections, settings, sharding
+from system import kernels, sections, sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Plan:
             value = getattr(self, name)
             self.expect(name, value is None or value >= x, f"at least {x}")
         for name, table in (("order", ORDERS), ("rule", RULES), ("cache", CACHES)):
-            if not settings.plugged(table, getattr(self, name)):
+            if not sections.plugged(table, getattr(self, name)):
                 sections.refuse(name, getattr(self, name), table)
         self.expect("top_p", self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1")
-        use = sections.with_keys_of([settings.variant_named(RULES, self.rule)], self.use)
-        object.__setattr__(self, "use", sections.in_order(use, self.kind))
+        named = [sections.variant_named(RULES, self.rule)]
+        object.__setattr__(self, "use", sections.in_order(self.use, self.kind, named))
 
     def expect(self, name, holds, wanted):
         """Raise a ValueError unless what a field needs holds."""
@@ -132,7 +132,7 @@ def left(logits, token, keys, column):
     return -column.astype(jnp.float32)
 
 
-ORDERS = settings.Table(
+ORDERS = sections.Table(
     random=random,
     confidence=probability,
     entropy=negative_entropy,
@@ -157,7 +157,7 @@ def threshold(b, plan):
     return (b.confidence >= plan.threshold) | (b.rank == 0)
 
 
-RULES = settings.Table(quota=quota, threshold=threshold)
+RULES = sections.Table(quota=quota, threshold=threshold)
 SCHEDULED = "quota", "dream"  # the rules that divide the steps before the first: all rows take as many
 CACHES = "none", "prefix", "dual"
 
@@ -461,7 +461,7 @@ class Sampler(NamedTuple):
     queue: str = ""  # the file of variants/ whose `in_turn` replaces finished rows, see `fill_rows`
 
 
-SAMPLERS = settings.Table(steps=Sampler(fill_in_steps, queue="slots"))
+SAMPLERS = sections.Table(steps=Sampler(fill_in_steps, queue="slots"))
 
 
 def sampler_of(cfg, plan) -> Sampler:
@@ -471,7 +471,7 @@ def sampler_of(cfg, plan) -> Sampler:
         name = "blocks"
     if cfg.causal:
         name = "causal"
-    if not settings.plugged(SAMPLERS, name):
+    if not sections.plugged(SAMPLERS, name):
         raise ValueError(f"this model and plan are sampled from by variants/{name}.py, and there is no such file")
     return SAMPLERS[name]
 
@@ -506,7 +506,7 @@ def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
     """Make the Plan of a run from the keys of its Config. steps None: cfg.diffusion_steps; a
     block_len of None becomes max_new_tokens, except in a block model."""
     whole = None if cfg.model.block else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
-    of_rule = settings.variant_named(RULES, cfg.rule)
+    of_rule = sections.variant_named(RULES, cfg.rule)
     return Plan(
         order=cfg.order,
         rule=cfg.rule,
@@ -519,7 +519,7 @@ def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
         top_k=cfg.top_k,
         top_p=cfg.top_p,
         tempered=cfg.tempered,
-        use=tuple(s for s in cfg.use if s.in_sampling or settings.variant_of(s) == of_rule),
+        use=tuple(s for s in cfg.use if s.in_sampling or sections.variant_of(s) == of_rule),
     )
 
 
@@ -543,7 +543,7 @@ def fill_rows(params, keys, batch, cfg, plan, size, group=1):
     n, group = len(keys), math.gcd(size, group)
     queue = sampler_of(cfg.model, plan).queue
     may_wait = size < n and n % size == 0 and plan.rule not in SCHEDULED and not sharding.shape()
-    if queue and may_wait and (slots := settings.load(f"variants.{queue}")):
+    if queue and may_wait and (slots := sections.load(f"variants.{queue}")):
         z = masked_tokens(batch, cfg.model)
         return slots.in_turn(params, keys, z, cfg.model, plan, batch.valid, size, group)
 

@@ -15,9 +15,7 @@ from system import sections
 class Keys(sections.Section):
     """There are none: --adapt=True makes a denoiser of the causal model in init_from."""
 
-    @property
-    def reshapes(self):
-        return True
+    reshapes = True
 
     def between_keys(self, c):
         yield (c.objective != "pretrain" or not c.init_from,

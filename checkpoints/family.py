@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import model
 from system import sections
-from system.settings import variant_of
+from system.sections import variant_of
 
 # Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
 # several tensors have one name, their rows are one tensor in the file.
@@ -98,5 +98,9 @@ def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
     if not (fits_heads and is_of_kind(family, cfg)):
         return False
     expected = sections.flat(model.ModelConfig()) | family.fields
-    return all(value == (expected[field] if field in expected else sections.default_of(field))
-               for field, value in sections.flat(cfg).items() if field not in (*family.keys, *ANY_FAMILY))
+    there = {field: value for field, value in sections.flat(cfg).items() if field not in (*family.keys, *ANY_FAMILY)}
+    if there.keys() - expected:
+        from system import index
+
+        expected |= {field: index.default_of(field) for field in there.keys() - expected}
+    return all(value == expected[field] for field, value in there.items())

@@ -204,20 +204,12 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     if missing:
         raise ValueError(f"{path}: missing {', '.join(missing)}")
     try:
-        cfg = made(fields)
+        cfg = sections.changed(model.ModelConfig(), fields)
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from None
     if others:
         foreign.check_layers(path, theirs, cfg)
     return cfg
-
-
-def made(fields):
-    """Make the ModelConfig with these fields {name: value}, of its own or of the Shapes of variants."""
-    own = sections.fields_of(model.ModelConfig)
-    if lacking := [field for field in fields if field not in own and not sections.find_key(field)]:
-        raise ValueError(f"no file of variants/ has {min(lacking)}, which such a model needs")
-    return sections.changed(model.ModelConfig(), fields)
 
 
 def read_ends(folder, named):

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from system import unknown
-from system.sections import file_of
+from system.index import file_of
 
 # The values with which keys once said that a run does not use a variant, by their names then: runs recorded them.
 OFF: dict[str, Any] = {

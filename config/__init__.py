@@ -14,7 +14,6 @@ import ast
 import contextlib
 import dataclasses
 import functools
-import glob
 import itertools
 import math
 import os
@@ -33,7 +32,7 @@ import diffusion
 import grpo
 import sample
 from model import ModelConfig
-from system import sections, settings, terminal
+from system import sections, terminal
 from system.sections import (
     BELOW_1,
     FRACTION,
@@ -46,9 +45,9 @@ from system.sections import (
     at_least,
     check_fields,
     key,
+    variant_of,
     within,
 )
-from system.settings import variant_of
 
 __all__ = ["Section", "key", "variant_of"]  # for the files that declare keys
 
@@ -153,7 +152,7 @@ class Config:
     logp_est: str = key("coupled_elbo", "estimator of log-probs, see diffusion.py; causal models need exact",
                         choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
     logp_views: int = key(4, "masked copies per completion (coupled_elbo: pairs), if the estimator leaves it open",
-                          POSITIVE_INT)
+                          within(1, 1000, "from 1 to 1000"))
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
 
     adv_baseline: str = key("mean", "mean: of the group; loo: of the other completions; none: the reward itself",
@@ -181,26 +180,10 @@ class Config:
     typed: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)  # keys on the command line
     kind: typing.ClassVar[str] = "Keys"  # of the sections in `use`
 
-    def __new__(cls, *_, **keys):
-        if unknown := [name for name in keys if name not in sections.fields_of(cls)]:
-            from system import unknown as names  # reads the names of other programs
-
-            raise ValueError("; ".join(names.keyword(name, flatten(Config()), sections.all_keys()) for name in unknown))
-        return super().__new__(cls)
-
     def __post_init__(self):
-        if self.kl_est == "k1":
-            raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
-                             "Use k2, whose gradient is that of the reverse KL, or k3")
         check_fields(self)
-        use = sections.in_order(self.use, self.kind)
-        object.__setattr__(self, "use", sections.in_order(sections.with_keys_of(named_variants(self), use), self.kind))
-        settings.check(self, between_keys, *(section.between_keys for section in self.use))
-
-
-def tables() -> list[str]:
-    """List the keys that name an entry of a table, to which files of variants/ may add."""
-    return [field.name for field in dataclasses.fields(Config) if field.metadata.get("table")]
+        object.__setattr__(self, "use", sections.in_order(self.use, self.kind, named_variants(self)))
+        sections.check(self, between_keys, *(section.between_keys for section in self.use))
 
 
 # ---- what follows from the keys --------------------------------------------------------------------------------------
@@ -209,31 +192,21 @@ def tables() -> list[str]:
 def named_variants(cfg: Config) -> list[str]:
     """List the variants that a run names by its objective, rule, estimator and loss: their keys are used."""
     named = (sample.RULES, cfg.rule), (diffusion.ESTIMATORS, cfg.logp_est), (grpo.LOSSES, cfg.loss_type)
-    return [cfg.objective, *itertools.starmap(settings.variant_named, named)]
+    return [cfg.objective, *itertools.starmap(sections.variant_named, named)]
 
 
 def n_views(cfg: Config) -> int:
-    """Return the number of masked copies per completion that grpo scores.
-
-    Every estimator returns n * a + b copies for logp_views=n, so its shapes for 1 and 2 tell any number, also one that
-    no machine could compute.
-    """
-    one, two = views_for_1_and_2(diffusion.ESTIMATORS[cfg.logp_est])
-    return one + (cfg.logp_views - 1) * (two - one)
+    """Return the number of masked copies per completion that grpo scores."""
+    return views_made(diffusion.ESTIMATORS[cfg.logp_est], cfg.logp_views)
 
 
 @functools.cache
-def views_for_1_and_2(estimator):
-    """Return the number of copies that an estimator, a function, makes for logp_views=1 and for 2."""
-    completion, step = np.ones((1, 1), bool), np.zeros((1, 1), int)
-
-    def count(n):
-        """Trace the estimator. Nothing is computed: no device may be used before the processes have met."""
-        inputs = diffusion.EstimatorInputs(step, n)
-        masked, *_ = jax.eval_shape(lambda: estimator(jax.random.key(0), completion, inputs))
-        return masked.shape[1]
-
-    return count(1), count(2)
+def views_made(estimator, n):
+    """Return the number of copies that an estimator, a function, makes for logp_views=n. It is traced, and nothing is
+    computed: no device may be used before the processes have met."""
+    completion, inputs = np.ones((1, 1), bool), diffusion.EstimatorInputs(np.zeros((1, 1), int), n)
+    masked, *_ = jax.eval_shape(lambda: estimator(jax.random.key(0), completion, inputs))
+    return masked.shape[1]
 
 
 def n_update(cfg: Config) -> int:
@@ -412,8 +385,11 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
     where: whose model it is, for the message: "of config/sudoku_base.py"."""
     there, default = sections.flat(shape), sections.flat(ModelConfig())
     for name, asked in sections.flat(c.model).items():
-        usual = default[name] if name in default else sections.default_of(name)
-        is_asked = name in c.typed or asked != usual or name not in there
+        if name not in default:
+            from system import index
+
+            default[name] = index.default_of(name)
+        is_asked = name in c.typed or asked != default[name] or name not in there
         if name not in ("dtype", "remat") and is_asked and asked != there.get(name):
             raise ValueError(f"{name}={asked}, but the model {where} has {name}={there.get(name)}: leave {name} out, "
                              "or start from another model")  # fmt: skip
@@ -446,15 +422,11 @@ def is_inside(path: str, folder: str) -> bool:
 def parse(name: str, text: str, kind: Any) -> Any:
     """Parse the text of `--name=text` as a value of the annotated type."""
     for value in possible_values(text, typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)):
-        if settings.fits(value, kind):
+        if sections.fits(value, kind):
             return value
-    from system import unknown
+    from system import index, unknown
 
-    now = unknown.renamed().get(name)
-    more = f"; what was {name} is now --{now}={text}" if now else unknown.of_value(name, text)
-    if not more and (own := [key for key in sections.all_keys() if key.startswith(f"{name}.")]):
-        more = f"; the keys of {name} are {', '.join(own)}"
-    raise ValueError(f"--{name}={text}: expected {unknown.expected(kind)}{more}")
+    raise ValueError(unknown.unreadable(name, text, kind, index.all_keys()))
 
 
 def possible_values(text, kinds):
@@ -489,7 +461,7 @@ def as_typed(value: Any) -> str:
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
-def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(cfg: Any) -> dict[str, Any]:
     """Return {"max_iters": 1000, ..., "lora.rank": 16, ..., "model.n_layer": 4, ...}, as they are typed."""
     run = sections.flat(cfg)
     del run["model"], run["typed"]
@@ -497,44 +469,46 @@ def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def owner_of(name: str) -> str | None:
-    """Return "run" or "model" for the name of a key, which may begin with model.; None: there is no such key."""
-    leaf = name.removeprefix("model.")
-    if name in sections.fields_of(Config) and name not in ("use", "typed", "model"):
-        return "run"
-    if leaf in sections.fields_of(ModelConfig) and leaf != "use":
+    """Return "run" or "model" for the name of a key; None: there is no such key."""
+    if name in sections.fields_of(Config):
+        return "run" if name not in ("use", "typed", "model") else None
+    if name in sections.fields_of(ModelConfig):
         return "model"
-    found = sections.find_key(leaf)
-    return found and ("model" if found.kind == "Shape" else "run" if leaf == name else None)
+    from system import index
+
+    found = index.find_key(name)
+    return found and ("model" if found.kind == "Shape" else "run")
 
 
 def type_of(name: str) -> Any:
     """Return the type of the value of a key."""
-    leaf = name.removeprefix("model.")
-    for kind in (Config, ModelConfig) if name == leaf else (ModelConfig,):
-        if leaf in sections.fields_of(kind):
-            return typing.get_type_hints(kind)[leaf]
-    found = sections.find_key(leaf)
+    for kind in (Config, ModelConfig):
+        if name in sections.fields_of(kind):
+            return typing.get_type_hints(kind)[name]
+    from system import index
+
+    found = index.find_key(name)
     return found and found.type
 
 
 def refuse_unknown(names):
-    """Raise a ValueError with a message for every name that is no key."""
-    if unknown := [name for name in names if not owner_of(name)]:
+    """Raise a ValueError with a message for every name that is no key. Those of a base are checked with its config."""
+    others = [name for name in names if name != "model" and not name.startswith("base.")]
+    if unknown := [name for name in others if not owner_of(name)]:
+        from system import index
         from system import unknown as names
 
-        raise ValueError("; ".join(names.key(name, flatten(Config()), sections.all_keys()) for name in unknown))
+        raise ValueError("; ".join(names.key(name, flatten(Config()), index.all_keys()) for name in unknown))
 
 
 def changed(cfg: Config, values: dict[str, Any]) -> Config:
     """Return a copy of cfg with these values {name: value}, named as on the command line: n_layer and blocks.block are
     keys of the model, and model, a ModelConfig, is another one."""
-    shape = values.get("model", cfg.model)
-    values = {name: value for name, value in values.items() if name != "model"}
     own = sections.fields_of(Config)
     refuse_unknown(name for name in values if name not in own)
     run = {name: value for name, value in values.items() if name in own or owner_of(name) == "run"}
-    model = {name.removeprefix("model."): value for name, value in values.items() if name not in run}
-    return sections.changed(cfg, run | {"model": sections.changed(shape, model)})
+    shape = {name: value for name, value in values.items() if name not in run}
+    return sections.changed(cfg, run | {"model": sections.changed(run.get("model", cfg.model), shape)})
 
 
 def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
@@ -543,12 +517,10 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
     Keys of the model need no prefix: n_layer is model.n_layer. Keys that begin with base. are for the config file in
     init_from; if they are keys of the model, they also hold for the run that starts from it.
     """
+    args = {without_model(name): text for name, text in args.items()}
     base = {name.removeprefix("base."): text for name, text in args.items() if name.startswith("base.")}
     own = {name: text for name, text in args.items() if not name.startswith("base.")}
     refuse_unknown(own)
-    for name in own:
-        if name.startswith("model.") and name.removeprefix("model.") in own:
-            raise ValueError(f"--{name.removeprefix('model.')} is given twice")
     of_both = {name: text for name, text in base.items() if owner_of(name) == "model"}
     typed = {name: f"base.{name}" for name in of_both} | {name: prefix + name for name in own}
     values = {name: parse(typed[name], text, type_of(name)) for name, text in (of_both | own).items()}
@@ -556,21 +528,26 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
         others = tuple(pair for pair in cfg.base if pair.partition("=")[0] not in base)
         values["base"] = others + tuple(f"{name}={text}" for name, text in base.items())
     cfg = changed(cfg, values)
-    refuse_ignored(cfg, {typed.get(name, name): value for name, value in values.items()}, prefix)
-    return dataclasses.replace(cfg, typed=(*cfg.typed, *(name.removeprefix("model.") for name in own)))
+    refuse_ignored(cfg, values, typed)
+    return dataclasses.replace(cfg, typed=(*cfg.typed, *own))
 
 
-def refuse_ignored(cfg, typed, prefix):
+def refuse_ignored(cfg, values, typed):
     """Raise a ValueError if another typed key, or a variant, has the last word on one, as on --mlp beside --moe=True.
 
-    typed {key: value}, prefix: see `override`"""
+    values {key: value}, typed {key: how it was typed}"""
     there = {name.removeprefix("model."): value for name, value in flatten(cfg).items()}
     there |= dict.fromkeys(map(variant_of, cfg.use + cfg.model.use), True)
-    for name, value in typed.items():
-        own = name.removeprefix(prefix).removeprefix("base.").removeprefix("model.")
-        if there.get(own, False) != value:
-            raise ValueError(f"--{name}={as_typed(value)} does not go with the other keys, by which it is "
-                             f"{there.get(own, False)}: leave one of them out")  # fmt: skip
+    for name, value in values.items():
+        has = there.get(name, False)
+        if has != value:
+            raise ValueError(f"--{typed.get(name, name)}={as_typed(value)} does not go with the other keys, by which "
+                             f"it is {has}: leave one of them out")  # fmt: skip
+
+
+def without_model(name):
+    """Return the name of a key without the model. that may be typed before it, as in base.model.n_layer."""
+    return re.sub(r"^(base\.)?model\.", r"\1", name)
 
 
 DASHES = "-", "\u2013", "\u2014"  # with what a page of a browser may have made of two hyphens
@@ -578,26 +555,20 @@ DASHES = "-", "\u2013", "\u2014"  # with what a page of a browser may have made 
 
 def parse_arguments(argv):
     """Sort the words of a command line into config files and {key: text}."""
-    files, args, misspelt, words = [], {}, [], list(argv)
-    while words:
-        word = words.pop(0)
+    files, args, misspelt = [], {}, []
+    for word in argv:
         name, equals, text = word.lstrip("".join(DASHES)).partition("=")
         if not word.startswith(DASHES) and (not equals or word.endswith(".py")):
             files.append(word)
             continue
-        has_value = bool(words) and words[0][:2] != "--" and not words[0].endswith(".py")
-        if not equals and not has_value and name in ("resume", "eval_only"):
+        if without_model(name) in args:
+            raise ValueError(f"--{without_model(name)} is given twice")
+        if word in ("--resume", "--eval_only"):
             text = "True"
-        elif not equals:
-            text = "True" if type_of(name) is bool else words[0] if has_value else "value"
-            del words[:has_value]
-        elif name in args:
-            raise ValueError(f"--{name} is given twice")
-        if word not in (f"--{name}={text}", "--resume", "--eval_only"):
-            misspelt.append(f"{word}: write it as --{name}={text}")
-        args[name] = text
-    # First: somebody who types --beta 0.1 needs our name for it.
-    refuse_unknown(name for name in args if name != "model" and not name.startswith("base."))
+        elif word != f"--{name}={text}":
+            misspelt.append(f"{word}: write it as --{name}=VALUE")
+        args[without_model(name)] = text
+    refuse_unknown(args)  # first: somebody who types --beta 0.1 needs our name for it
     if misspelt:
         raise ValueError("; ".join(misspelt))
     return files, args
@@ -611,32 +582,24 @@ def find_file(name):
     paths = (resolve_path(path) for path in (name, f"{name}.py", f"config/{name}.py"))
     if path := next(filter(os.path.isfile, paths), None):
         return path
-    there = sorted(f[:-3] for f in glob.glob("[!_]*.py", root_dir=os.path.dirname(__file__)))
     from system import unknown
 
-    raise ValueError(unknown.file(name, there))
-
-
-EXAMPLE = "a config file defines `config = Config(key=value, ...)`, as config/sudoku.py does"
+    raise ValueError(unknown.file(name))
 
 
 def run_file(name: str) -> dict[str, Any]:
     """Run a config file and return everything that it defines, with its `config` checked."""
     path = find_file(name)
-    if not path.endswith(".py"):
-        raise ValueError(f"{path} is no Python file: {EXAMPLE}")
     try:
-        defined = runpy.run_path(path)
-        if "tiny" in defined:
-            changed(defined["config"], defined["tiny"])
+        defined = runpy.run_path(path) if path.endswith(".py") else {}
     except Exception as e:  # whatever the file raises becomes one line, with the place in the file
-        from system import unknown
+        from system import index, unknown
 
-        raise ValueError(unknown.raised(e, path, flatten(Config()), sections.all_keys)) from None
+        raise ValueError(unknown.raised(e, path, flatten(Config()), index.all_keys)) from None
     cfg = defined.get("config")
     if not isinstance(cfg, Config):
-        there = "" if cfg is None else f", but config = {cfg!r}"
-        raise ValueError(f"{path} defines no `config = Config(...)`{there}: {EXAMPLE}")
+        raise ValueError(f"{path} defines no `config = Config(...)`: a config file, NAME.py, says "
+                         "`config = Config(key=value, ...)`, as config/sudoku.py does")  # fmt: skip
     return defined
 
 
@@ -674,18 +637,6 @@ def resolve_paths(cfg: Config) -> Config:
     for name in ("init_from", "judge_from", "ref_from", "dataset"):
         changes[name] = getattr(cfg, name) and resolve_path(getattr(cfg, name))
     return dataclasses.replace(cfg, **changes)
-
-
-def check_downloads(file, defined, cfg):
-    """Raise a ValueError if the model or data of a recipe is not there."""
-    lacking = []
-    for name, source in defined.get("downloads", {}).items():
-        path = getattr(cfg, name)
-        if path == getattr(defined["config"], name) and not os.path.exists(resolve_path(path)):
-            lacking.append(f"{path} ({source})")
-    if lacking:
-        raise ValueError(f"{file} needs {' and '.join(lacking)}, which you have to download to that place, or to "
-                         "name as ORG/NAME to have it fetched; with --model=tiny it can be tried without")  # fmt: skip
 
 
 def base_run(cfg: Config) -> Config | None:
@@ -727,8 +678,8 @@ def load(argv: list[str], for_plan: bool = False) -> Config:
     """
     files, args = parse_arguments(argv)
     if len(files) != 1:
-        raise ValueError("usage: python train.py config/NAME.py [--key=value ...], with one config file, got "
-                         + (" and ".join(map(repr, files)) or "none"))  # fmt: skip
+        raise ValueError(f"usage: python train.py config/NAME.py [--key=value ...], with one config file, got "
+                         f"{files or 'none'}")  # fmt: skip
     defined, size = run_file(files[0]), args.pop("model", None)
     cfg = defined["config"]
     if size is not None:
@@ -736,8 +687,11 @@ def load(argv: list[str], for_plan: bool = False) -> Config:
 
         cfg = changed(cfg, recipe.changes(files[0], defined, size))
     cfg = override(cfg, args)
-    if not for_plan:
-        check_downloads(files[0], defined, cfg)
-    elif "shape" in defined and cfg.init_from == defined["config"].init_from:
-        cfg = dataclasses.replace(cfg, model=sections.changed(cfg.model, defined["shape"]))
+    if "downloads" in defined:
+        from system import recipe
+
+        if not for_plan:
+            recipe.check_downloads(files[0], defined, cfg, resolve_path)
+        elif cfg.init_from == defined["config"].init_from:
+            cfg = dataclasses.replace(cfg, model=sections.changed(cfg.model, defined.get("shape", {})))
     return base_runs(resolve_paths(cfg))[0]

@@ -9,7 +9,7 @@ import sys
 
 import config
 from model import ModelConfig
-from system import sections, settings, unknown
+from system import index, sections, unknown
 
 # Keys that a first run may change; --help lists them, --help=all lists every key.
 FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len "
@@ -37,7 +37,7 @@ def help_text(everything: bool = False) -> str:
     """Return the keys of FIRST, or every key, each with its default and its meaning, in sections."""
     found: list[list[str]] = []
     if everything:
-        settings.load_variants()  # a file that cannot be loaded is named below, if it has keys
+        unknown.load_variants()  # a file that cannot be loaded is named below, if it has keys
     for field in dataclasses.fields(config.Config):
         if field.name in ("model", "use", "typed"):
             continue
@@ -50,7 +50,7 @@ def help_text(everything: bool = False) -> str:
     for field in dataclasses.fields(ModelConfig):
         if field.name != "use" and (everything or field.name in FIRST):
             found[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))
-    for name, kind in itertools.product(sections.names(), sections.KINDS) if everything else ():
+    for name, kind in itertools.product(index.names(), sections.KINDS) if everything else ():
         try:
             section = sections.section_class(name, kind)
         except ValueError as e:
@@ -81,7 +81,7 @@ def main() -> None:
     text = help_text(bool(name))
     if name not in ("", "all"):
         lines = [line for line in text.splitlines() if name in line.partition("=")[0] and line.startswith("  --")]
-        text = "\n".join(lines) or unknown.key(name, config.flatten(config.Config()), sections.all_keys())
+        text = "\n".join(lines) or unknown.key(name, config.flatten(config.Config()), index.all_keys())
     print(text)
 
 

@@ -13,8 +13,8 @@ import data
 from checkpoints import checkpoint
 from config import Config
 from loop import runs
-from system import sections
-from system.sections import file_of
+from system import index, sections
+from system.index import file_of
 
 # Keys that may change on resume, and when a base run is trained no further: they do not affect what is computed, or
 # only for how long. Changing another key would make it another run.
@@ -70,18 +70,23 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
         if key in plain:
             counts = key in was and not (of_model and now[key] == plain[key])
         else:
-            counts = (key in now or not of_model) and sections.find_key(key.removeprefix("model.")) is not None
+            counts = (key in now or not of_model) and index.find_key(key.removeprefix("model.")) is not None
         here, there = setting(now, key), setting(was, key)
         if counts and key not in free and here != there:
             changes.append(f"{key}={here!r} (it was {there!r})")
     return ", ".join(changes)
 
 
+def tables() -> list[str]:
+    """List the keys that name an entry of a table, to which files of variants/ may add."""
+    return [field.name for field in sections.fields_of(Config).values() if field.metadata.get("table")]
+
+
 def setting(values: dict[str, Any], key: str) -> Any:
     """Look up a key in what `config.flatten` returns. If it is not there: its default, if every run has the file of
     this key, or another key names it; else None, as the variant is not used."""
-    files = {*EVERY_RUN, *(values[name] for name in config.tables() if name in values)}
-    return values.get(key, as_json(sections.default_of(key)) if file_of(key) in files else None)
+    files = {*EVERY_RUN, *(values[name] for name in tables() if name in values)}
+    return values.get(key, as_json(index.default_of(key)) if file_of(key) in files else None)
 
 
 def recorded(was: dict[str, Any]) -> types.SimpleNamespace:
@@ -89,7 +94,7 @@ def recorded(was: dict[str, Any]) -> types.SimpleNamespace:
     values = {name: config.to_tuples(value) for name, value in was.items()}
     found: dict[Any, dict[str, Any]] = {}
     for name, value in values.items():
-        key = None if name in sections.fields_of(Config) or name.startswith("model.") else sections.find_key(name)
+        key = None if name in sections.fields_of(Config) or name.startswith("model.") else index.find_key(name)
         if key and key.kind == "Keys":
             found.setdefault(key.section, {}).update({key.field: value} if key.field else {})
     use = tuple(section(**own) for section, own in found.items())

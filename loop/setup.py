@@ -23,7 +23,7 @@ from checkpoints import checkpoint, huggingface
 from config import Config
 from loop import run_rewards, runs
 from model import ModelConfig
-from system import disk, kernels, sections, settings, sharding
+from system import disk, kernels, sections, sharding
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Run(NamedTuple):
 
 def objective(name):
     """Return what makes the Task of an objective, see rl.OBJECTIVES."""
-    if not settings.plugged(rl.OBJECTIVES, name):
+    if not sections.plugged(rl.OBJECTIVES, name):
         sections.refuse("objective", name, rl.OBJECTIVES)
     return rl.OBJECTIVES[name]
 

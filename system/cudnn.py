@@ -7,6 +7,14 @@ import jax.numpy as jnp
 from system import placement
 
 
+def fits(dtype, head_size, cap):
+    """True if `attention` takes this dtype, head width and cap here: 16 bits, no cap, an NVIDIA GPU since Ampere."""
+    if dtype != "bfloat16" or cap is not None or head_size % 8 or head_size > 128:
+        return False
+    version = getattr(jax.devices()[0], "compute_capability", "8.0")  # 7.5 of a T4, gfx942 of AMD's; a plan has a CPU
+    return version[0].isdigit() and float(version) >= 8
+
+
 def attention(q, k, v, mask, scale, implementation="cudnn"):
     """Compute `kernels.attention` without ever holding all scores (2 GB for 4,096 tokens and 32 heads)."""
     S = q.shape[1]

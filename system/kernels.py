@@ -1,11 +1,9 @@
 """Functions that are written for speed. Each is equal to a line or two of plain JAX."""
 import functools
 import math
-import os
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from system import sharding
 
@@ -15,30 +13,15 @@ NEVER = -1e30  # the logit of a token that must not be chosen; finite, so that 0
 # ---- products --------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def has_amx(cpu="/proc/cpuinfo"):
-    """True if this machine's CPU has AMX, a unit for products of matrices of 16 bits."""
-    if not os.path.exists(cpu):  # not Linux
-        return False
-    with open(cpu) as f:
-        return "amx_bf16" in f.read()
-
-
 def sixteen_bits_pay(m):
     """True if a model of this ModelConfig, in float32, would train much faster in bfloat16 here: on a CPU with AMX, if
     its width is 96 or more and it has no experts."""
     wide = m.d_model >= 96 and m.mlp != "moe"
-    return wide and m.dtype == "float32" and on_cpu() and has_amx()
+    if not wide or m.dtype != "float32" or not sharding.on_cpu():
+        return False
+    from system import sixteen_bits
 
-
-def on_cpu():
-    """True if the function that is traced now is compiled for a CPU."""
-    return sharding.platform() == "cpu"
-
-
-def on_one_cpu():
-    """True if the function that is traced now is compiled for a single device, a CPU."""
-    return on_cpu() and not sharding.shape()
+    return sixteen_bits.has_amx()
 
 
 def between(dtype):
@@ -47,7 +30,7 @@ def between(dtype):
     A CPU multiplies matrices of 16 bits, and has no other arithmetic for them: XLA would convert to 32 bits and back
     around every sum (silu(a) * b of 2 million numbers takes 4.2 ms in bfloat16, 1.3 in float32). So attention is in 32
     bits too, unless its keys come from a cache of 16 bits. Experts (variants/moe.py) stay in 16 bits."""
-    return "float32" if on_cpu() else dtype
+    return "float32" if sharding.on_cpu() else dtype
 
 
 class Packed:
@@ -69,87 +52,18 @@ def matmul(x, w, dtype=None):
     As one two-dimensional product: the gradient of a (B, T, I) one takes 1/3 longer on a CPU. The numbers of a `Packed`
     are made for this product, and again for its gradient: they are never kept."""
     if is_packed(w):
-        return recomputed(lambda w, x: matmul(x, after(x, w).numbers(), dtype), w, x)
+        from system import remat
+
+        return remat.recomputed(lambda w, x: matmul(x, remat.after(x, w).numbers(), dtype), w, x)
     *sides, n_in = x.shape
     rows = x.reshape(-1, n_in).astype(w.dtype)
-    y = product(rows, w).astype(dtype or between(w.dtype))
+    multiply = jnp.matmul
+    if w.dtype == jnp.bfloat16:
+        from system import sixteen_bits
+
+        multiply = sixteen_bits.product
+    y = multiply(rows, w).astype(dtype or between(w.dtype))
     return y.reshape(*sides, w.shape[-1])
-
-
-def after(first, tree):
-    """Return a tree of arrays in a form that XLA cannot compute before the array `first` is there. 0 times a number of
-    `first` is added to them; XLA does not know that this is 0, because the number may be infinite."""
-    zero = 0 * jax.lax.stop_gradient(first).reshape(-1)[0].astype("float32")
-    return jax.tree.map(lambda a: a + zero.astype(a.dtype), tree)
-
-
-def recomputed(run, x, *others):
-    """Return run(x, *others). The backward pass keeps only these inputs, and computes run a second time. run must not
-    read other arrays.
-
-    jax.checkpoint does the same with barriers, which XLA drops on a CPU. Then it finds that both computations are one,
-    and keeps the first in memory. Here the second one waits for g, the gradient of the result, so it is another."""
-
-    @jax.custom_vjp
-    def once(*inputs):
-        return run(*inputs)
-
-    def again(inputs, g):
-        x, *others = inputs
-        return jax.vjp(run, after(g, x), *others)[1](g)
-
-    once.defvjp(lambda *inputs: (run(*inputs), inputs), again)
-    return once(x, *others)
-
-
-@jax.custom_vjp
-def product(x, w):
-    """Return x (N, I) @ w (I, O) in float32. The gradient that comes back is rounded to the dtype of x as well, before
-    it is multiplied.
-
-    A CPU with AVX512-BF16 multiplies 16 bits twice as fast as 32, but sums them only into 32 (Zen 4: 145 and 75 GFLOP/s
-    per core, and 72 if sums are asked for in 16)."""
-    return jnp.matmul(x, w, preferred_element_type=jnp.float32)
-
-
-def product_gradient(residuals, g):
-    """Return the gradients of x and w for g (N, O); in float32 they equal those of jnp.matmul to the bit."""
-    x, w = residuals
-    g = g.astype(x.dtype)
-    of_x = dot(g, w, 1, 1)
-    if x.dtype == jnp.bfloat16 and on_one_cpu() and has_amx():
-        of_w = product_of_columns(x, g)
-    else:
-        of_w = dot(g, x, 0, 0).T
-    return of_x.astype(x.dtype), of_w.astype(w.dtype)
-
-
-def dot(a, b, i, j):
-    """Sum the products of matrices a and b over axis i of a and axis j of b, in float32."""
-    summed = ((i,), (j,)), ((), ())
-    return jax.lax.dot_general(a, b, summed, preferred_element_type=jnp.float32)
-
-
-def product_of_columns(x, g):
-    """Return x (N, I).T @ g (N, O), in the dtype of x.
-
-    With AMX a CPU multiplies 16 bits 6 times as fast as 32, but XLA uses it only if the first factor is read by rows,
-    and is slower than in 32 bits if not. To transpose that factor first does not help: XLA makes that a part of the
-    product. So it is transposed by a product with the identity, which rounds nothing and costs at most as much as the
-    product itself: 3 times as fast in all (N 6336, I 128, O 352: 1.4 ms for 4.8)."""
-    if x.shape[1] > g.shape[1]:  # transpose the smaller of the two
-        return product_of_columns(g, x).T  # rounded before .T: XLA would make it a part of a float32 product, and fail
-    identity = jnp.eye(x.shape[1], dtype=x.dtype)
-    by_columns = dot(identity, x, 1, 1).astype(x.dtype)
-    return dot(by_columns, g, 1, 0).astype(x.dtype)
-
-
-def product_and_residuals(x, w):
-    """Return `product`, and the residuals that `product_gradient` takes."""
-    return product(x, w), (x, w)
-
-
-product.defvjp(product_and_residuals, product_gradient)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -166,10 +80,11 @@ def attention(q, k, v, mask, scale, cap=None):
     q = q.astype(k.dtype)  # keys from a cache may have 16 bits where queries have 32, see `between`
     B, S, _, K = q.shape
     # cuDNN's kernel would copy the keys for a single query, and cannot be split over rows that do not divide.
-    if fused(q.dtype, K, cap) and S > 1 and sharding.round_up(B) == B:
-        from system import cudnn  # for a GPU
+    if sharding.platform() == "gpu" and S > 1 and sharding.round_up(B) == B:
+        from system import cudnn
 
-        return cudnn.attention(q, k, v, mask, scale)
+        if cudnn.fits(q.dtype, K, cap):
+            return cudnn.attention(q, k, v, mask, scale)
     return plain_attention(q, k, v, mask, scale, cap)
 
 
@@ -200,43 +115,16 @@ def plain_attention(q, k, v, mask, scale, cap=None):
     return out.reshape(B, S, H * K)
 
 
-def fused(dtype, head_size, cap):
-    """True if cudnn.py can compute attention with this dtype, head width and cap here: 16 bits, no cap, an NVIDIA GPU
-    since Ampere."""
-    fits = head_size % 8 == 0 and head_size <= 128
-    if dtype != "bfloat16" or cap is not None or not fits:
-        return False
-    if sharding.platform() != "gpu":
-        return False
-    version = getattr(jax.devices()[0], "compute_capability", "8.0")  # 7.5 of a T4, gfx942 of AMD's; a plan has a CPU
-    return version[0].isdigit() and float(version) >= 8
-
-
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
-# Vocabularies from this size on are read by stretches on a CPU: see `stretches`.
+# Vocabularies from this size on are read by stretches on a CPU: see `in_stretches`.
 LARGE = 2**13
-HUGE = 2**16  # and from this size on the gradient of log p computes probabilities again instead of keeping them
 
 
 def by_stretches(V):
     """True if a vocabulary of V is read by stretches here: if it is large, and there is one device, a CPU."""
-    return V >= LARGE and on_one_cpu()
-
-
-def cut_into_stretches(x, fill=NEVER):
-    """Cut x (..., V) into n stretches of about sqrt(V) tokens -> (..., n, V / n). The last one is filled up, but a
-    length that divides V is taken if there is one, because to fill up is to copy x."""
-    V = x.shape[-1]
-    length = 2 ** (V.bit_length() // 2)
-    if math.gcd(V, length) >= 64:
-        length = math.gcd(V, length)
-    if V % length:
-        missing = 0, -V % length
-        sides = [(0, 0)] * (x.ndim - 1) + [missing]
-        x = jnp.pad(x, sides, constant_values=fill)
-    return x.reshape(*x.shape[:-1], -1, length)
+    return V >= LARGE and sharding.on_one_cpu()
 
 
 # Keep XLA from fusing what makes its argument with what reads it. (It would make one sum of a sum of sums.)
@@ -244,16 +132,20 @@ alone = jax.lax.optimization_barrier
 KEPT = "log_total"  # the name of the only values that `wanted_in_chunks` keeps for the gradient
 
 
-def stretches(x):
+def in_stretches(x):
     """Cut x (..., V) into (..., n, V / n) where that is faster, else into one stretch (..., 1, V).
 
     Of 512 x 152,064 numbers, XLA's CPU adds up exp(x) in 43 ms if it is cut, and in 110 ms if not."""
-    return cut_into_stretches(x) if by_stretches(x.shape[-1]) else x[..., None, :]
+    if not by_stretches(x.shape[-1]):
+        return x[..., None, :]
+    from system import stretches
+
+    return stretches.cut(x)
 
 
 def peak_and_sum(logits):
     """Return the largest of logits (..., V), without a gradient, and the sum of exp(logits - largest), both (...)."""
-    parts = stretches(logits)
+    parts = in_stretches(logits)
     peak = jax.lax.stop_gradient(over_stretches(jnp.max, parts))
     p = jnp.exp(parts - peak[..., None, None])
     return peak, add_up(p)
@@ -284,12 +176,12 @@ def log_sum(logits):
 def probabilities(logits):
     """Return the softmax of logits (..., V), cut into stretches (..., n, V / n)."""
     peak, total = (a[..., None, None] for a in peak_and_sum(logits))
-    return jnp.exp(stretches(logits) - peak) / total
+    return jnp.exp(in_stretches(logits) - peak) / total
 
 
 def entropy(logits):
     """Return the entropy (...) of logits (..., V) in nats."""
-    log_total, parts = log_sum(logits), stretches(logits)
+    log_total, parts = log_sum(logits), in_stretches(logits)
     p = jnp.exp(parts - log_total[..., None, None])  # one array less than softmax makes
     return log_total - add_up(p * parts)
 
@@ -304,53 +196,26 @@ def without(logits, i):
 
 def token_logp(logits, x):
     """Return log p of the tokens x (...) under logits (..., V)."""
-    V = logits.shape[-1]
-    if by_stretches(V) and V >= HUGE:
-        return logp_by_stretches(logits, x)
-    return logit_of(logits, x) - log_sum(logits)
+    log_total = log_sum(logits)
+    if by_stretches(logits.shape[-1]):
+        from system import stretches
 
-
-def logit_of(logits, x):
-    """Pick the logits (...) of the tokens x (...) from logits (..., V)."""
-    return jnp.take_along_axis(logits, x[..., None], -1)[..., 0]
-
-
-@jax.custom_vjp
-def logp_by_stretches(logits, x):
-    """Compute `token_logp` of a large vocabulary; its gradient is one pass over the logits, without a scatter."""
-    return logp_and_residuals(logits, x)[0]
-
-
-def logp_and_residuals(logits, x):
-    """Return log p of x (...), and the residuals that `logp_gradient` takes."""
-    log_total = checkpoint_name(log_sum(logits), KEPT)
-    return logit_of(logits, x) - log_total, (logits, x, log_total)
-
-
-def logp_gradient(residuals, g):
-    """Return g (...) times the gradient of log p by the logits: 1 at the token, less all probabilities."""
-    logits, x, log_total = residuals
-    own = jnp.arange(logits.shape[-1]) == x[..., None]
-    g = g[..., None]
-    p = jnp.exp(logits - log_total[..., None])
-    return g * (own - p), None
-
-
-logp_by_stretches.defvjp(logp_and_residuals, logp_gradient)
+        return stretches.token_logp(logits, x, log_total, KEPT)
+    return jnp.take_along_axis(logits, x[..., None], -1)[..., 0] - log_total
 
 
 def likeliest(logits):
-    """Return logits.argmax(-1), on a CPU in two steps: which of about sqrt(V) stretches of the vocabulary has the
-    largest, then where in it.
-
-    XLA's own argmax takes 11 times as long on a CPU (V = 32,768)."""
-    if not on_one_cpu():
+    """Return logits.argmax(-1), on a CPU as the first token that has the largest: XLA's own takes 7 times as long (V =
+    267)."""
+    V = logits.shape[-1]
+    if not sharding.on_one_cpu():
         return logits.argmax(-1)
-    logits = jax.lax.stop_gradient(logits)
-    parts = cut_into_stretches(logits, -jnp.inf)
-    best = alone(parts.max(-1)).argmax(-1)
-    inside = jnp.take_along_axis(parts, best[..., None, None], -2)[..., 0, :]
-    return best * parts.shape[-1] + inside.argmax(-1)
+    if V >= 2**10:
+        from system import stretches
+
+        return stretches.likeliest(logits)
+    is_largest = logits == logits.max(-1, keepdims=True)
+    return jnp.where(is_largest, jnp.arange(V), V - 1).min(-1)
 
 
 def without_noise(score):
@@ -383,24 +248,12 @@ def draw(key, p):
 
 
 def draw_rows(keys, logits):
-    """Draw a token from the softmax of each of logits (N, V), with keys (N,) -> (N,).
-
-    A large vocabulary is cut as `peak_and_sum` cuts it, so both read it once. (Its stretches have other lengths than
-    those of `draw`: the same key draws another token there, just as often.)"""
+    """Draw a token from the softmax of each of logits (N, V), with keys (N,) -> (N,)."""
     if not by_stretches(logits.shape[-1]):
         return jax.vmap(draw)(keys, jax.nn.softmax(logits))
-    parts = cut_into_stretches(logits)
-    peak = over_stretches(jnp.max, parts)[:, None, None]
-    sums = alone(jnp.exp(parts - peak).sum(-1))
-    stretch_keys, token_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
-    stretch = jax.vmap(inverse_cdf)(stretch_keys, sums)[:, None]
-    inside = jnp.take_along_axis(parts, stretch[..., None], 1)
-    inside = jnp.exp(inside - peak)[:, 0]
-    token = jax.vmap(inverse_cdf)(token_keys, inside)[:, None]
-    possible = jnp.take_along_axis(inside, token, 1) > 0  # see `draw`
-    token = stretch * parts.shape[-1] + token
-    token = jnp.where(possible, token, likeliest(logits)[:, None])
-    return token[:, 0]
+    from system import stretches
+
+    return stretches.draw_rows(keys, logits, inverse_cdf)
 
 
 def draws_everywhere(plan, V):

@@ -1,25 +1,161 @@
 """
-Settings that are declared in the file that uses them.
+Settings that are declared in the file that uses them, and tables of functions to which files add.
 
 A file outside the core declares its keys in `class Keys(Section)`; a variant of a model, in `class Shape(Section)`. A
 run or a model has those that it uses in `use`: in a config file, use=(lora.Keys(rank=16),); on the command line,
 --lora.rank=16, which opens the file of that name. Where a file has several sections, each says in `typed_as` what its
-keys are typed with, and settings.FILE_OF names the file. A file reads its keys with `Keys.of(cfg)`: what the run has
+keys are typed with, and FILE_OF names the file. A file reads its keys with `Keys.of(cfg)`: what the run has
 set, or the defaults.
 """
-import contextlib
 import dataclasses
-import glob
-import itertools
+import importlib
 import math
 import os
 import sys
+import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
-from system import settings
-from system.settings import variant_of
+# ---- what variants add -----------------------------------------------------------------------------------------------
+
+
+def load(module: str) -> types.ModuleType | None:
+    """Import a file of ours; None if it is not there. ValueError if it cannot be imported."""
+    folder, _, name = module.rpartition(".")
+    if not name.isidentifier():
+        return None
+    try:
+        return importlib.import_module(module)
+    except Exception as e:
+        if not (isinstance(e, ModuleNotFoundError) and e.name in (folder, module)):
+            raise ValueError(f"{module.replace('.', '/')}.py cannot be loaded: {type(e).__name__}: {e}") from e
+    return None
+
+
+class Table(dict):
+    """A choice among functions by name, to which files of variants/ add. What was compiled with a function is forgotten
+    when its name gets another one, as when a cell of a notebook is run again: equal settings then mean something else.
+    """
+
+    def __setitem__(self, name: str, function: Any) -> None:
+        if self.get(name, function) is not function:
+            import jax  # what reads settings alone can do without
+
+            jax.clear_caches()
+        super().__setitem__(name, function)
+
+    def __delitem__(self, name: str) -> None:
+        self[name] = None  # to forget what was compiled
+        super().__delitem__(name)
+
+
+# The files of variants/ that have entries or keys of other names than their own {name: file}.
+FILE_OF = (
+    dict.fromkeys(("one_step", "coupled", "exact", "trace", "quadrature", "strata", "masked_prompt"), "estimators")
+    | dict.fromkeys(("margin", "dream", "static", "dynamic", "factor", "entropy"), "rules")
+    | dict.fromkeys(("wd1", "bnpo", "cispo", "k2_sequence", "nll", "entropy_bonus"), "losses")
+)
+
+
+def add(table: dict[str, Any], **functions: Any) -> None:
+    """Add the functions of a file of variants/ to a table. A name that somebody has set is not overwritten, whether
+    they set it before the file was imported or after."""
+    for name, function in functions.items():
+        if name not in table or written_in(table[name]) == written_in(function):
+            table[name] = function
+
+
+def files_of(name: Any) -> list[str]:
+    """List the files of variants/ that may have this name: one that is called so, which may be a user's own, and the
+    one that is written in FILE_OF."""
+    return [name, FILE_OF[name]] if name in FILE_OF else [name]
+
+
+def plugged(table: Collection[str], name: Any) -> bool:
+    """Say if a table of functions has this name, after importing the file of variants/ that adds it."""
+    for file in files_of(name):
+        if name not in table:
+            load(f"variants.{file}")
+    return name in table
+
+
+def variant_named(table: dict[str, Any], name: str) -> str:
+    """Return the name of an entry, whose keys a run then uses; "" if it is the core's or somebody else's own."""
+    return name if written_in(table[name]) in files_of(name) else ""
+
+
+def written_in(entry: Any) -> str:
+    """Return the name of the file of variants/ that the function of a table is written in, or one of a record's; ""
+    if it is written elsewhere."""
+    functions = entry if isinstance(entry, tuple) else (entry,)
+    return max(f.__module__.partition("variants.")[2] for f in functions if callable(f))
+
+
+def variant_of(section: Any) -> str:
+    """Return what the keys of a section, or of a class of sections, are typed with."""
+    return section.typed_as or section.__module__.rpartition(".")[2]
+
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Return True if a value has the annotated type."""
+    if kind is Any:
+        return True
+    if isinstance(kind, types.UnionType):
+        return any(fits(value, k) for k in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        inner = typing.get_args(kind)
+        inner = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(inner) and all(map(fits, value, inner))
+    if kind is float:  # neither inf nor nan, nor an int that is too large for a float
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) is kind
+
+
+# ---- what has to hold ------------------------------------------------------------------------------------------------
+
+
+def check(cfg: Any, *rules: Callable) -> None:
+    """Raise a ValueError if a rule is broken. rules: each is called with cfg and yields (True if wrong, message)."""
+    for rule in rules:
+        for wrong, message in rule(cfg):
+            if wrong:
+                raise ValueError(message)
+
+
+def rules_of_a_model(cfg: Any) -> Iterator[tuple[Any, str]]:
+    """Yield (True if wrong, message) for the fields of a model.ModelConfig that belong to no variant."""
+    for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff"):
+        value = getattr(cfg, name)
+        yield value is not None and value < 1, f"{name}={value} must be at least 1"
+    yield cfg.d_head is None and cfg.d_model % cfg.n_head, (
+        f"d_model={cfg.d_model} must be divisible by n_head={cfg.n_head} (or set d_head)")
+    yield cfg.n_kv_head is not None and (cfg.n_kv_head < 1 or cfg.n_head % cfg.n_kv_head), (
+        f"n_head={cfg.n_head} must be divisible by n_kv_head={cfg.n_kv_head}")
+    yield cfg.head_dim * cfg.rotary_share % 2 or not 0 < cfg.rotary_share <= 1, (
+        f"rotary positions turn pairs, but here {cfg.rotary_share} of a head's {cfg.head_dim} columns: make that an "
+        "even number")
+    yield cfg.causal and not cfg.shift, (
+        "causal=True needs shift=True: a position that sees its own token cannot predict it")
+    yield "causal" in (cfg.mask, cfg.read) and not cfg.causal, (
+        f"mask={cfg.mask!r}, read={cfg.read!r} need causal=True; without it, set mask='all' and read='own'")
+    yield cfg.read == "shifted" and not cfg.shift, "read='shifted' needs shift=True; without it, set read='own'"
+    yield cfg.dtype not in ("float32", "bfloat16"), f"dtype={cfg.dtype!r}: one of float32, bfloat16 (no other 16 bits)"
+    ids = [(name, getattr(cfg, name)) for name in ("mask_id", "eos_id", "pad_id", "bos_id")]
+    ids += [("end_ids", i) for i in cfg.end_ids]
+    for name, i in ids:
+        # A causal model never reads a mask, so its id may lie beyond the vocabulary: all others are text.
+        size = cfg.vocab_size + (cfg.causal and name == "mask_id")
+        yield i is not None and not 0 <= i < size, f"{name}={i} is outside the vocabulary of {cfg.vocab_size} ids"
+    yield cfg.mask_id is not None and cfg.mask_id in (*cfg.ends, cfg.pad_id, cfg.bos_id), (
+        f"mask_id={cfg.mask_id} is also eos_id, one of end_ids, pad_id or bos_id: a mask must look like none of the "
+        "tokens that can be there")
+
 
 # ---- how a key is declared -------------------------------------------------------------------------------------------
 
@@ -67,8 +203,8 @@ def check_value(name, field, value):
     choices, check = field.metadata.get("choices"), field.metadata.get("check")
     if field.metadata.get("table"):
         if isinstance(choices, dict):
-            settings.plugged(choices, value)
-        elif settings.load(f"variants.{value}"):
+            plugged(choices, value)
+        elif load(f"variants.{value}"):
             return  # its table is above this file: rl.OBJECTIVES
     if choices and value not in choices:
         refuse(name, value, choices)
@@ -81,17 +217,20 @@ def refuse(name: str, value: Any, choices: Collection) -> NoReturn:
     dict."""
     from system import unknown  # reads the names of other programs
 
-    if isinstance(choices, dict):
-        settings.load_variants()
     raise ValueError(unknown.value(name, value, choices))
 
 
 def check_fields(cfg: Any, prefix: str = "") -> None:
-    """Raise a ValueError if a field of a dataclass of keys has not its annotated type, or a value that its declaration
-    does not allow. prefix: what is typed before the names of its fields."""
-    settings.check_types(cfg, prefix)
+    """Raise a ValueError if a field of a dataclass of keys has not its annotated type (an int will do for a float) or a
+    value that its declaration allows. prefix: what is typed before the names of its fields."""
+    types = typing.get_type_hints(type(cfg))
     for field in dataclasses.fields(cfg):
-        check_value(prefix + field.name, field, getattr(cfg, field.name))
+        name, value, kind = prefix + field.name, getattr(cfg, field.name), types[field.name]
+        if not fits(value, kind):
+            from system import unknown  # has the words
+
+            raise ValueError(f"{name}={value!r}: expected {unknown.expected(kind)}, got {type(value).__name__}")
+        check_value(name, field, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,29 +244,19 @@ class Section:
     brings: ClassVar[dict[str, str]] = {}  # of a Shape: the parts of a model that it names, as in {"mlp": "moe"}
     belongs_to: ClassVar[str | None] = None  # the key that has to name this file, or its own keys change nothing
     objective: ClassVar[str] = ""  # the only objective that reads these keys; "": each
+    freezes: ClassVar[bool] = False  # True if it trains new parameters beside those that it starts from, which stay
+    moves_reference: ClassVar[bool] = False  # True if the reference of the KL changes during the run
+    reshapes: ClassVar[bool] = False  # True if the run makes a model of another shape of the one that it starts from
+    copies: ClassVar[int] = 1  # how many rows of a batch of pretraining are made of one text
+    in_sampling: ClassVar[bool] = False  # True if sampling needs these keys, as `row_logits` does
 
     def __post_init__(self):
-        check_fields(self, f"{settings.variant_of(self)}.")
+        check_fields(self, f"{variant_of(self)}.")
 
     @classmethod
     def of(cls, cfg: Any) -> Self:
         """Return the section of this class that a run uses, or its defaults."""
         return next((section for section in cfg.use if isinstance(section, cls)), cls())
-
-    @property
-    def freezes(self) -> bool:
-        """True if the run trains new parameters beside those that it starts from, which stay as they are."""
-        return False
-
-    @property
-    def moves_reference(self) -> bool:
-        """True if the reference of the KL changes during the run."""
-        return False
-
-    @property
-    def reshapes(self) -> bool:
-        """True if the run makes a model of another shape of the one that it starts from."""
-        return False
 
     @property
     def pack(self) -> Any:
@@ -139,11 +268,6 @@ class Section:
     def block(self) -> int | None:
         """Return the length of the blocks that a model fills one after the other; None: it has none."""
         return None
-
-    @property
-    def copies(self) -> int:
-        """Return how many rows of a batch of pretraining are made of one text."""
-        return 1
 
     # ---- data
     def rows(self, rows: list[dict], split: str, cfg: Any) -> list[dict]:
@@ -159,11 +283,6 @@ class Section:
         return draw
 
     # ---- sampling
-    @property
-    def in_sampling(self) -> bool:
-        """True if sampling needs these keys, as `row_logits` does."""
-        return False
-
     def row_logits(self, z: Any, valid: Any, cfg: Any, plan: Any) -> Callable | None:
         """Return change(logits (N, V), row (N,)) for tokens that are drawn for rows of z (B, T); None: no change. cfg:
         the ModelConfig."""
@@ -238,8 +357,8 @@ KINDS = "Keys", "Shape"  # of a run, of its model
 
 def section_class(name: str, kind: str) -> type[Section] | None:
     """Import the file of this name -> its Section that is typed so; None if there is no such file, or no such class."""
-    paths = [ELSEWHERE[name]] if name in ELSEWHERE else [f"variants.{file}" for file in settings.files_of(name)]
-    for file in filter(None, map(settings.load, paths)):
+    paths = [ELSEWHERE[name]] if name in ELSEWHERE else [f"variants.{file}" for file in files_of(name)]
+    for file in filter(None, map(load, paths)):
         for own in vars(file).values():
             if isinstance(own, type) and issubclass(own, Section) and (variant_of(own), kind_of(own)) == (name, kind):
                 return own
@@ -251,74 +370,9 @@ def kind_of(section: type[Section]) -> str:
     return "Shape" if section.__name__ == "Shape" else "Keys"
 
 
-def names() -> list[str]:
-    """List what keys may be typed with, without opening a file."""
-    paths = glob.glob(os.path.join(ROOT, "variants", "*.py"))
-    return sorted({*ELSEWHERE, *settings.FILE_OF, *(os.path.basename(path)[:-3] for path in paths)})
-
-
-class Key(NamedTuple):
-    """A key of a section."""
-
-    section: type[Section]
-    field: str  # empty: the name of the file alone, with which the section is put in use or taken out
-
-    @property
-    def kind(self) -> str:
-        """Return Keys if it is a key of a run, Shape if of its model."""
-        return kind_of(self.section)
-
-    @property
-    def written(self) -> str:
-        """Return its class as in a config file: lora.Keys."""
-        return f"{self.section.__module__.rpartition('.')[2]}.{self.section.__name__}"
-
-    @property
-    def type(self) -> Any:
-        """Return the annotation of its value."""
-        return typing.get_type_hints(self.section)[self.field] if self.field else bool
-
-
-def file_of(name: str) -> str:
-    """Return the file that a key is typed with: lora of lora.rank."""
-    return name.removeprefix("model.").partition(".")[0]
-
-
 def fields_of(settings: Any) -> dict[str, dataclasses.Field]:
     """Return the fields of a dataclass {name: field}."""
     return {field.name: field for field in dataclasses.fields(settings)}
-
-
-def find_key(name: str) -> Key | None:
-    """Find a key of a section by its name, as in lora.rank, in the one file that may have it; None: there is none."""
-    file, dot, field = name.partition(".")
-    for kind in KINDS:
-        section = section_class(file, kind)
-        if section and (field in fields_of(section) or not dot):
-            return Key(section, field)
-    return None
-
-
-def all_keys() -> dict[str, Key]:
-    """Import all files with keys, used or not -> {name: Key}. Files that cannot be loaded are left out."""
-    found: dict[str, Key] = {}
-    for name in names():
-        with contextlib.suppress(ValueError):
-            for section in filter(None, (section_class(name, kind) for kind in KINDS)):
-                found |= {name_of(section, field): Key(section, field) for field in fields_of(section)}
-                found.setdefault(name, Key(section, ""))
-    return found
-
-
-def default_of(name: str) -> Any:
-    """Return the default of a key of a section, whose file is imported; None if there is no such key."""
-    found = find_key(name)
-    return found and (fields_of(found.section)[found.field].default if found.field else True)
-
-
-def name_of(section: type[Section], field: str) -> str:
-    """Return how a key is typed."""
-    return f"{variant_of(section)}.{field}"
 
 
 def find(cfg: Any, name: str) -> Any:
@@ -326,24 +380,16 @@ def find(cfg: Any, name: str) -> Any:
     return next((section for section in cfg.use if variant_of(section) == name), None)
 
 
-def in_order(use: Any, kind: str) -> tuple:
-    """Check the sections of `use` -> them, sorted by name, so that equal settings are equal. kind: of KINDS."""
-    for section in use if isinstance(use, tuple) else (use,):
-        if not isinstance(section, Section) or kind_of(type(section)) != kind or not isinstance(use, tuple):
-            example = "(lora.Keys(rank=16),)" if kind == "Keys" else "(blocks.Shape(block=4),)"
-            raise ValueError(f"use={use!r}: expected a tuple with {kind} of files of variants/, as in use={example}")
-    used = sorted(use, key=variant_of)
-    for one, other in itertools.pairwise(map(variant_of, used)):
-        if one == other:
-            raise ValueError(f"use={use!r} has {one}.{kind} twice")
-    return tuple(used)
-
-
-def with_keys_of(names: Iterable[str], use: tuple) -> tuple:
-    """Add to `use` the Keys of files that are named by a value, as in loss_type=cispo, if they have some."""
+def in_order(use: tuple, kind: str, named: Iterable[str] = ()) -> tuple:
+    """Check the sections of `use` -> them, sorted by name, so that equal settings are equal. kind: of KINDS. named: the
+    files that are named by a value, as in loss_type=cispo, whose Keys are added if they have some."""
+    if not all(isinstance(section, Section) and kind_of(type(section)) == kind for section in use):
+        raise ValueError(f"use={use!r}: expected a tuple with {kind} of files of variants/, as in use=(FILE.{kind}(),)")
     there = [*map(variant_of, use)]
-    found = [section_class(name, "Keys") for name in dict.fromkeys(names) if name not in there]
-    return *use, *(section() for section in found if section)
+    if len(set(there)) < len(use):
+        raise ValueError(f"use={use!r} has the {kind} of a file twice")
+    added = [section_class(name, kind) for name in dict.fromkeys(named) if name not in there]
+    return tuple(sorted([*use, *(section() for section in added if section)], key=variant_of))
 
 
 def changed(cfg: Any, values: dict[str, Any]) -> Any:
@@ -358,7 +404,7 @@ def changed(cfg: Any, values: dict[str, Any]) -> Any:
         elif dot or value:
             kind = section_class(file, cfg.kind)
             if kind is None or dot and field not in fields_of(kind):
-                raise ValueError(f"{name}={value!r}: there is no such key")
+                raise ValueError(f"no file of variants/ has {name}, which such a model needs")
             section = use.get(file) or kind()
             use[file] = dataclasses.replace(section, **{field: value}) if dot else section
         else:
@@ -368,7 +414,7 @@ def changed(cfg: Any, values: dict[str, Any]) -> Any:
 
 def flat(cfg: Any) -> dict[str, Any]:
     """Return the fields of settings, and the keys of the sections in use as they are typed {name: value}."""
-    out = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg) if field.name != "use"}
+    out = {name: value for name, value in vars(cfg).items() if name != "use"}
     for section in cfg.use:
         name = variant_of(section)
         out |= {f"{name}.{field}": value for field, value in vars(section).items()} or {name: True}
@@ -382,23 +428,24 @@ def settle(cfg: Any, tables: dict[str, dict]) -> dict[str, str]:
     """Decide which entry of each table a ModelConfig has: tables {field: table} -> {field: name}. It is the one that
     the field names, or that causal, shift or a Shape in `use` brings. ValueError if two of these say different things,
     if no table has the name, or if an entry needs a Shape that is not in `use`."""
-    found = {field: (getattr(cfg, field), f"{field}={getattr(cfg, field)!r}") for field in tables}
+    names = {field: getattr(cfg, field) for field in tables}
+    said_by = {field: f"{field}={name!r}" for field, name in names.items()}
     plain = {field: next(iter(table)) for field, table in tables.items()}
-    brought = [(who, field, name) for who, brings in cfg.brought() for field, name in brings.items()]
-    for who, field, name in brought:
-        there, said_by = found[field]
-        if there not in (plain[field], name):
-            raise ValueError(f"{said_by} and {who} exclude each other in a model: both say what its {field} is")
-        found[field] = name, who
-    for field, (name, _) in found.items():
-        if not settings.plugged(tables[field], name):
+    for who, brings in cfg.brought():
+        for field, name in brings.items():
+            if names[field] not in (plain[field], name):
+                raise ValueError(f"{said_by[field]} and {who} exclude each other in a model: both say what its {field} "
+                                 "is")  # fmt: skip
+            names[field], said_by[field] = name, who
+    for field, name in names.items():
+        if not plugged(tables[field], name):
             refuse(field, name, tables[field])
-        file = settings.written_in(tables[field][name])
+        file = written_in(tables[field][name])
         shape = section_class(file, "Shape")
-        if shape and shape.brings.get(field) == name and (field, name) not in [said[1:] for said in brought]:
+        if shape and shape.brings.get(field) == name and shape not in map(type, cfg.use):
             raise ValueError(f"{field}={name!r} needs use=({file}.Shape(),), as in --{file}=True; without it, set "
                              f"{field}={plain[field]!r}")  # fmt: skip
-    return {field: name for field, (name, _) in found.items()}
+    return names
 
 
 def unsettled(cfg: Any) -> dict[str, str]:

@@ -47,6 +47,16 @@ def platform() -> str:
     return device.platform if device else jax.default_backend()
 
 
+def on_cpu():
+    """True if the function that is traced now is compiled for a CPU."""
+    return platform() == "cpu"
+
+
+def on_one_cpu():
+    """True if the function that is traced now is compiled for a single device, a CPU."""
+    return on_cpu() and not shape()
+
+
 # ---- placement, inside and outside of compiled functions -------------------------------------------------------------
 
 
@@ -77,10 +87,9 @@ def gather_layer(x: Any, weights: Any, waits: bool) -> tuple:
     Otherwise XLA gathers, or transposes for the gradient, those of all layers early, and holds them. Compiled for 8
     H100, the update of 24 layers of LLaDA's shape then takes 23.2 GB of temporaries, and 10.3 if they wait; with remat,
     4 layers of LLaDA's recipe on one H100 1.7 and 0.8 GB. (XLA's CPU knows no waiting.)"""
-    on = many()
-    if on or waits:
+    if many() or waits:
         x, weights = jax.lax.optimization_barrier((x, weights))
-    return x, on.gather_over_fsdp(weights) if on else weights
+    return x, gather_weights(weights)
 
 
 def shard_rows(x: jax.Array, embedded: bool = False) -> jax.Array:

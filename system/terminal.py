@@ -110,13 +110,6 @@ def parts(text: str) -> list[str]:
     return [part.strip() for part in out]
 
 
-def explain(error: Exception) -> str:
-    """Return the message of an error; an error of the disk as a sentence, which begins with the file."""
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename} cannot be read or written: {error.strerror[0].lower()}{error.strerror[1:]}"
-    return str(error)
-
-
 @contextlib.contextmanager
 def errors_explained() -> Iterator[None]:
     """End the program with a sentence if the body raises a ValueError, meets an error of the disk, or finds no memory
@@ -125,23 +118,17 @@ def errors_explained() -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
-    except (ValueError, OSError) as e:
-        raise SystemExit(f"error: {explain(e)}") from None
-    except RuntimeError as e:
-        if "RESOURCE_EXHAUSTED" not in str(e):
+    except (ValueError, OSError, RuntimeError) as e:
+        if isinstance(e, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(e):
             raise
-        raise SystemExit("error: the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or "
-                         f"more gradient_accumulation_steps ({str(e).splitlines()[0][:200]})") from None  # fmt: skip
+        from system import unknown
+
+        raise SystemExit(f"error: {unknown.explain(e)}") from None
 
 
 def silence(stream: Any) -> None:
     """Send everything that is still written to a stream to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def visible(text: str) -> str:
-    """Spell out the control characters of a model's text, whose escape sequences could rewrite the screen."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda c: repr(c[0])[1:-1], text)
 
 
 def quote(value: Any) -> str:

@@ -1,10 +1,12 @@
 """
 What to say about a name that is none of ours, the key of another program or one that is misspelt, about a value of
-another type, and about a config file that fails.
+another type, about a config file that fails, and about what ends a program.
 """
+import contextlib
 import difflib
 import fnmatch
 import functools
+import importlib
 import itertools
 import os
 import re
@@ -33,9 +35,19 @@ def renamed() -> dict[str, str]:
     return {old: new for old, sign, new in foreign_keys() if sign == ">"}
 
 
+def load_variants() -> None:
+    """Import all files of variants/ that can be loaded, so that the tables have all their names for a message. No run
+    computes anything else after it, see sections.add."""
+    for path in sorted(FILE.parents[1].glob("variants/*.py")):
+        with contextlib.suppress(Exception):
+            importlib.import_module(f"variants.{path.stem}")
+
+
 def value(name: str, value: object, choices: Collection) -> str:
     """Return the message for a value that a key cannot have: those that it can have, and ours for it, or one that is
-    spelled almost so."""
+    spelled almost so. To choices that are a dict, files of variants/ may add."""
+    if isinstance(choices, dict):
+        load_variants()
     message = f"{name}={value!r}: one of {', '.join(map(str, choices))}"
     near = difflib.get_close_matches(spelled(value), filter(None, map(str, choices)), 1, 0.7)
     return message + (of_value(name, value) or (f"; did you mean {near[0]!r}?" if near else ""))
@@ -56,7 +68,7 @@ def of_value(name: str, value: object) -> str:
 def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
     """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so.
 
-    known: the keys of a run without variants; keys: those of variants, see sections.all_keys"""
+    known: the keys of a run without variants; keys: those of variants, see index.all_keys"""
     message = f"unknown config key {name!r}"
     leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
     file = name.removeprefix("model.").partition(".")[0]
@@ -91,8 +103,19 @@ def keyword(name: str, known: Collection[str], keys: dict[str, Any]) -> str:
     return key(name, known, keys)
 
 
-def file(name: str, there: list[str]) -> str:
-    """Return the message for a config file that does not exist. there: the names of those in config/."""
+def unreadable(name: str, text: str, kind: Any, keys: Collection[str]) -> str:
+    """Return the message for the text of a key that is no value of its type. keys: as in `key`."""
+    now = renamed().get(name)
+    more = f"; what was {name} is now --{now}={text}" if now else of_value(name, text)
+    own = [key for key in keys if key.startswith(f"{name}.")]
+    if own and not more:
+        more = f"; the keys of {name} are {', '.join(own)}"
+    return f"--{name}={text}: expected {expected(kind)}{more}"
+
+
+def file(name: str) -> str:
+    """Return the message for a config file that does not exist."""
+    there = sorted(path.stem for path in FILE.parent.glob("[!_]*.py"))
     stem = os.path.basename(name).removesuffix(".py")
     if gone := [answer for theirs, sign, answer in foreign_keys() if fnmatch.fnmatchcase(f"config:{stem}", theirs)]:
         return f"no config file {name!r}: {gone[0]}"
@@ -103,8 +126,8 @@ def file(name: str, there: list[str]) -> str:
 
 def raised(error: Exception, path: str, known: Collection[str], keys: Callable) -> str:
     """Return the message for an error that a config file raises, with the line of the file. known, keys():
-    as in `key`, for a key of ModelConfig(...) that does not exist."""
-    key = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    as in `key`, for a key of Config(...) or ModelConfig(...) that does not exist."""
+    key = re.search(r"unexpected keyword argument '([\w.]+)'", str(error))
     message = str(error)
     if key:
         message = keyword(key[1], known, keys())
@@ -129,3 +152,13 @@ def expected(kind: Any) -> str:
         shell, file = EXAMPLES.get(typing.get_args(kind)[0], (pairs, pairs))
         return f"a tuple, as in {shell} on the command line or {file} in a file"
     return NAMES.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def explain(error: Exception) -> str:
+    """Return the message of an error; one of the disk as a sentence, which begins with the file."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename} cannot be read or written: {error.strerror[0].lower()}{error.strerror[1:]}"
+    if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+        return ("the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or more "
+                f"gradient_accumulation_steps ({str(error).splitlines()[0][:200]})")  # fmt: skip
+    return str(error)

@@ -29,7 +29,7 @@ from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from judges.sandbox import pool
-from system import terminal
+from system import unknown
 
 # `rewards` forks: that is cheap, for all that are compared there, in a process without jax.
 if __name__ != "__main__" or "rewards" not in sys.argv:
@@ -926,7 +926,7 @@ def main():
         os.makedirs(folder or ".", exist_ok=True)  # now, not after half an hour
         COMMANDS[options.command](options)
     except (ValueError, OSError) as e:
-        raise SystemExit(f"error: {terminal.explain(e)}") from None
+        raise SystemExit(f"error: {unknown.explain(e)}") from None
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import config
 import model
 import rl
 import sample
-from system import sections
+from system import index
 from tools import plan
 
 BASE = {"objective": "grpo", "init_from": "x/", "batch_size": 2, "group_size": 2, "max_prompt_len": 4, "kl_beta": 0.1,
@@ -117,7 +117,7 @@ def of_pair(a, b, backward):
     if any(both[0][key] != both[1][key] for key in both[0].keys() & both[1].keys()):
         return None
     for name in (b, a) if backward else (a, b):
-        sections.find_key(name)  # imports its file
+        index.find_key(name)  # imports its file
     found = [computed(needs | own)]
     if backward or found[0].startswith("refused"):
         return found

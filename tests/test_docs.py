@@ -28,7 +28,7 @@ import rl
 import sample
 import train
 from checkpoints import checkpoint, families, huggingface
-from system import sections
+from system import index, sections
 from tools import complete
 from tools import options as options_of_sample
 from variants import blocks
@@ -94,7 +94,7 @@ def test_every_file_and_function_that_a_page_names_is_there(path):
         assert os.path.exists(file), file
     for module, name in re.findall(r"`(\w+)\.(\w+)`", text):
         if module in CODE and name not in ("py", "md", "jsonl"):
-            is_key = sections.find_key(f"{module}.{name}")
+            is_key = index.find_key(f"{module}.{name}")
             assert is_key or hasattr(importlib.import_module(CODE[module]), name), f"{module}.{name}"
 
 
@@ -239,7 +239,7 @@ def test_the_rule_of_the_page_is_used_with_its_parameter_from_the_command_line(t
 
 def test_the_estimator_of_the_page_masks_every_token_once_in_five_views(added):
     added("diffusion.py", diffusion, "ESTIMATORS")
-    assert config.views_for_1_and_2(diffusion.ESTIMATORS["fifths"]) == (5, 5)  # whatever logp_views is
+    assert [config.views_made(diffusion.ESTIMATORS["fifths"], n) for n in (1, 2)] == [5, 5]  # whatever logp_views is
     completion = jnp.ones((4000, 3), bool)
     masked, weight, share = diffusion.views(jax.random.key(0), "fifths", completion, n=2)
     assert masked.shape == weight.shape == (4000, 5, 3) and (share == 1).all()

@@ -21,7 +21,7 @@ import sample
 from checkpoints import checkpoint, huggingface
 from checkpoints.adapt import adapt
 from judges import model_judge
-from system import cudnn, kernels, sharding
+from system import cudnn, kernels, sharding, sixteen_bits
 from tools import plan
 from variants import blocks, caches, gemma
 
@@ -283,7 +283,8 @@ def test_a_model_on_a_gpu_is_the_model_on_a_cpu(cfg, monkeypatch):
     here, used = read(), []
     flash = functools.partial(cudnn.attention, implementation="xla")
     monkeypatch.setattr(cudnn, "attention", lambda *args: used.append(args) or flash(*args))
-    monkeypatch.setattr(kernels, "fused", lambda *settings: True)
+    monkeypatch.setattr(cudnn, "fits", lambda *settings: True)
+    monkeypatch.setattr(sharding, "platform", lambda: "gpu")
     close(read(), here, 1e-5)
     # A packed row takes two calls, its text and its copies; in the last block only the copies are computed.
     assert len(used) == (2 * cfg.n_layer - 1 if cfg.block else cfg.n_layer)
@@ -292,8 +293,7 @@ def test_a_model_on_a_gpu_is_the_model_on_a_cpu(cfg, monkeypatch):
 def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monkeypatch):
     Device = collections.namedtuple("Device", "compute_capability")
     low, one = dataclasses.replace(DENOISER, dtype="bfloat16"), jnp.zeros((1, 1), int)
-    fused = lambda cfg: kernels.fused(cfg.dtype, cfg.head_dim, gemma.Shape.of(cfg).attn_cap)
-    assert not fused(low)  # on this CPU
+    fused = lambda cfg: cudnn.fits(cfg.dtype, cfg.head_dim, gemma.Shape.of(cfg).attn_cap)
     with plan.traced_for_gpu():
         assert fused(low) and not fused(DENOISER)
         assert not fused(shared.changed(low, **{"gemma.attn_cap": 50.0}))
@@ -326,21 +326,16 @@ def test_sixteen_bits_are_multiplied_by_sixteen_bits_and_summed_in_32_in_the_gra
     assert len(dots) > 1
     for dot in dots:
         assert [v.aval.dtype.name for v in (*dot.invars, *dot.outvars)] == ["bfloat16", "bfloat16", "float32"]
-    plain = lambda x, w: jnp.matmul(x, w)  # and of float32 nothing is changed, to the bit
-    x, w, g = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(64, 32), (32, 48), (64, 48)]))
-    both = jax.jit(lambda f, x, w, g: (f(x, w), jax.vjp(f, x, w)[1](g)), static_argnums=0)
-    ours, theirs = (both(f, x, w, g) for f in (kernels.matmul, plain))
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 @pytest.mark.parametrize("amx", [True, False])
 @pytest.mark.parametrize(("I", "O"), [(24, 40), (40, 24), (32, 32)])
 def test_the_gradient_of_16_bit_weights_is_that_of_the_plain_product(I, O, amx, monkeypatch):
-    monkeypatch.setattr(kernels, "has_amx", lambda: amx)
+    monkeypatch.setattr(sixteen_bits, "has_amx", lambda: amx)
     shapes = zip(jax.random.split(KEY, 3), [(64, I), (I, O), (64, O)], strict=True)
     x, w, g = (jax.random.normal(key, shape).astype("bfloat16") for key, shape in shapes)
     for jit in (jax.jit, lambda f: f):
-        ours = jit(lambda x, w, g: jax.vjp(kernels.product, x, w)[1](g))(x, w, g.astype("float32"))
+        ours = jit(lambda x, w, g: jax.vjp(sixteen_bits.product, x, w)[1](g))(x, w, g.astype("float32"))
         exact = np.float32(g) @ np.float32(w).T, np.float32(x).T @ np.float32(g)
         for a, b in zip(ours, exact, strict=True):
             assert a.dtype == "bfloat16"
@@ -364,14 +359,14 @@ def test_a_run_says_where_16_bits_would_pay(tmp_path, monkeypatch):
     wide = model.ModelConfig(d_model=128)
     for flags in ("avx2", "avx2 amx_bf16"):
         (tmp_path / flags).write_text(f"flags\t: fpu {flags}\n")
-        has = kernels.has_amx(str(tmp_path / flags))
+        has = sixteen_bits.has_amx(str(tmp_path / flags))
         assert has == ("amx" in flags)
-        monkeypatch.setattr(kernels, "has_amx", lambda has=has: has)
+        monkeypatch.setattr(sixteen_bits, "has_amx", lambda has=has: has)
         assert kernels.sixteen_bits_pay(wide) == has
         for other in (DENOISER, dataclasses.replace(wide, dtype="bfloat16")):
             assert not kernels.sixteen_bits_pay(other)
         monkeypatch.undo()
-    assert not kernels.has_amx(str(tmp_path / "none"))  # no such file on a Mac
+    assert not sixteen_bits.has_amx(str(tmp_path / "none"))  # no such file on a Mac
 
 
 def test_a_step_from_a_cache_makes_no_32_bits_of_matrices_of_16_and_turns_no_keys_around():
@@ -480,7 +475,7 @@ def copy_fixture(tmp_path, **changes):
     (dict(mlp_hidden_size=100), r"ff_proj.weight has the shape \(\d+, 64\), but config.json makes it \(100, 64\)"),
     (dict(mask_token_id=None), "no mask_token_id: a model of the family llada fills masks"),
     (dict(mask_token_id=10**6), "config.json: mask_id=1000000 is outside the vocabulary"),
-    (dict(mask_token_id=305), "config.json: mask_id=305, eos_id=305, .* a mask must look like none"),
+    (dict(mask_token_id=305), "config.json: mask_id=305 is also eos_id, .* a mask must look like none"),
     (dict(model_type=["llada"]), r"model_type is \['llada'\]: this code does not compute such a network; known"),
     (dict(model_type={}), "model_type is {}"),
     (dict(model_type=None), "model_type is None"), (dict(n_layers=10**9), "n_layers=1000000000: no model has more"),

@@ -16,7 +16,7 @@ import sample
 from checkpoints import huggingface
 from data import learn
 from sample import Plan
-from system import sections
+from system import index
 from tokens import foreign
 from tools import complete, page
 from variants import rules  # noqa: F401  (its order)
@@ -333,7 +333,7 @@ def test_the_page_is_short_knows_every_order_and_rule_and_refuses_what_is_added_
     later = dataclasses.make_dataclass("Later", [("new", int, 3)], bases=(Plan,), frozen=True)
     assert page.differing(later(order="left"), page.PLAN) == {}
     assert page.differing(later(new=4), page.PLAN) == {"new": 4}
-    fields = {field.name for field in dataclasses.fields(model.ModelConfig)} | sections.all_keys().keys()
+    fields = {field.name for field in dataclasses.fields(model.ModelConfig)} | index.all_keys().keys()
     assert page.SWITCHES <= fields and page.PLAN <= fields | vars(Plan()).keys()
 
 

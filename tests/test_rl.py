@@ -32,7 +32,7 @@ from judges import own
 from loop import evaluation, in_memory, rollout_log, run_rewards, runs, setup
 from loop.setup import prepare, with_ids
 from rewards import Scored
-from system import kernels, sections, settings
+from system import kernels, sections
 from variants import (  # noqa: F401  (estimators)
     estimators,
     judge,
@@ -444,7 +444,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
     ({"temperature": 0.0}, "temperature=0"),
     ({"top_k": 1}, "top_k=1: all completions of a group would be equal"),
-    ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
+    ({"kl_est": "k1", "kl_beta": 0.1}, "gradient is 0 on average"),
     ({"loss_type": "wd1"}, "ratio_level='none'"),
     ({"group_size": 10**9}, "this run cannot fit: "),
     ({"group_size": 10**9, "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "cannot fit: "),
@@ -858,7 +858,7 @@ def test_a_drift_has_the_same_ratio_clip_and_kl_however_many_steps_are_drawn(lev
     ("token", "dapo"), ("none", "dapo"), slow("token", "cispo")])
 def test_the_gradient_of_a_sample_of_steps_is_that_of_all_of_them_on_average(level, loss, monkeypatch):
     """Also away from the old policy, clipped and with a KL. One step of eight is drawn: all eight of them."""
-    assert settings.plugged(grpo.LOSSES, loss)
+    assert sections.plugged(grpo.LOSSES, loss)
     old = -jnp.abs(jax.random.normal(KEY, (6, 16)))
     logp = old + 0.3 * jax.random.normal(jax.random.key(1), old.shape)
     _, whole, _ = drifted(logp, old, 8, level, loss)

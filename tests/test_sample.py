@@ -22,7 +22,7 @@ import model
 import sample
 from checkpoints import huggingface
 from sample import Plan, generate, row_keys
-from system import kernels, sharding, terminal
+from system import kernels, sharding, stretches
 from system.filters import nucleus
 from tokens import foreign
 from tools import complete
@@ -198,7 +198,7 @@ def test_the_likeliest_token_is_that_of_argmax_the_first_of_equals(V):
 
 @pytest.mark.parametrize("V, huge", [(8192, 8192), slow(10_007, 10_007), slow(8192, 8193)])  # 10,007: filled up
 def test_a_large_vocabulary_that_is_read_by_stretches_has_the_numbers_of_one_that_is_not(V, huge, monkeypatch):
-    monkeypatch.setattr(kernels, "HUGE", huge)
+    monkeypatch.setattr(stretches, "HUGE", huge)
     rng = np.random.default_rng(V)
     l, x = jnp.array(rng.normal(0, 4, (5, V)).astype(np.float32)), jnp.array(rng.integers(0, V, 5))
     l = l.at[1, 7:].set(model.NEVER).at[2, : V - 1].set(model.NEVER)
@@ -208,7 +208,7 @@ def test_a_large_vocabulary_that_is_read_by_stretches_has_the_numbers_of_one_tha
         logp, vjp = jax.vjp(lambda l: diffusion.gather_logp(l, x), l)
         return [logp, *vjp(jnp.arange(5.0)), diffusion.entropy(l), sample.probability(l, x), sample.negative_entropy(l)]
 
-    assert kernels.by_stretches(V) and len(kernels.stretches(l)[0]) > 1
+    assert kernels.by_stretches(V) and len(stretches.cut(l)[0]) > 1
     found = jax.jit(numbers)(l)
     monkeypatch.setattr(kernels, "LARGE", V + 1)
     for ours, plain in zip(found, numbers(l), strict=True):
@@ -712,7 +712,7 @@ def test_a_file_is_filled_and_written(folder, capsys, tmp_path):
     run(capsys, folder, f"--data={source}", f"--out={again}", "--n=2", "--batch_size=1")
     assert again.read_text() == target.read_text()  # whatever the batch
     printed = run(capsys, folder, f"--data={source}", "--n=2")[1]
-    assert printed == "\n---\n".join(terminal.visible(row["completion"]) for row in filled) + "\n"
+    assert printed == "\n---\n".join(complete.visible(row["completion"]) for row in filled) + "\n"
 
 
 @pytest.fixture
@@ -747,7 +747,7 @@ def test_a_causal_model_without_a_mask_continues_a_prompt_with_any_of_its_ids(ca
     likely = params | {"head": params["head"].at[:, 258].set(3 * params["head"][:, first])}
     for weights in params, likely:
         huggingface.save(path, weights, cfg)
-        expected = terminal.visible(continued(weights, cfg, tok, "ab", 6))
+        expected = complete.visible(continued(weights, cfg, tok, "ab", 6))
         assert run(capsys, path, "--prompt=ab", "--max_new_tokens=6") == (0, expected + "\n", "")
     assert expected.startswith("<|im_end|>")  # the last id, which is no hole
 
@@ -755,7 +755,7 @@ def test_a_causal_model_without_a_mask_continues_a_prompt_with_any_of_its_ids(ca
 @pytest.mark.slow
 def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causal, capsys):
     path, params, cfg, tok = causal
-    said = lambda prompt: terminal.visible(continued(params, cfg, tok, prompt, 6)) + "\n"
+    said = lambda prompt: complete.visible(continued(params, cfg, tok, prompt, 6)) + "\n"
     answer = lambda system, prompt: said(data.chat("chatml", system, tok)(prompt))
     ask = lambda *flags, prompt="3_1": run(capsys, path, f"--prompt={prompt}", "--max_new_tokens=6", *flags)
     assert ask("--texts.chat_template=chatml")[1] == answer(None, "3_1")  # and a _ is no hole there

@@ -24,14 +24,14 @@ import rl
 import train
 from checkpoints import checkpoint
 from loop import runs, same_run, setup
-from system import sections, terminal, unknown
+from system import index, terminal, unknown
 from tools import complete, score
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
     ("config/sudoku_grpo.py --n_layer=3", "n_layer=3, but the model of config/sudoku_base.py has n_layer=4"),
     ("config/sudoku_grpo.py --base.sed=1", "unknown config key 'sed', did you mean 'seed'?"),
     ("config/sudoku_grpo.py --logp_est=exact", "the model of config/sudoku_base.py is not causal"),
-    ("config/sudoku_grpo.py --base.seed 1", "write it as --base.seed=1"),
+    ("config/sudoku_grpo.py --base.seed 1", "write it as --base.seed=VALUE"),
     ("config/sudoku_grpo.py --minibatch_size=36", "minibatch_size=36 must divide the 96 completions that learn: "
                                                   "--minibatch_size=12 does"),
     ("config/sudoku_grpo.py --batch_size=2 --gradient_accumulation_steps=16", "--gradient_accumulation_steps=8 does"),
@@ -84,7 +84,7 @@ def test_a_key_of_another_system_is_answered_with_ours_of_that_meaning(theirs, o
 
 
 def test_every_key_that_a_table_names_is_there():
-    keys = {*sections.all_keys()}
+    keys = {*index.all_keys()}
     known = {name.split(".")[-1] for name in config.flatten(config.Config())} | keys
     table = unknown.foreign_keys()
     assert {re.match(r"[\w.]+", answer)[0] for _, sign, answer in table if sign == "="} <= known

@@ -13,7 +13,7 @@ import grpo
 import model
 import rl
 import sample
-from system import settings
+from system import sections
 from tools import options
 from variants import blocks, losses
 
@@ -71,8 +71,8 @@ def mine(*_):
 @pytest.mark.parametrize("table, name", [(sample.RULES, "dream"), (diffusion.ESTIMATORS, "trace"),
                                          (grpo.LOSSES, "bnpo"), (sample.SAMPLERS, "caches")])  # fmt: skip
 def test_a_name_that_a_user_has_set_stays_theirs_when_the_file_that_has_it_is_imported_later(table, name, monkeypatch):
-    assert settings.plugged(table, name)
-    file = settings.written_in(table[name])
+    assert sections.plugged(table, name)
+    file = sections.written_in(table[name])
     monkeypatch.setitem(table, name, mine)
     monkeypatch.delitem(sys.modules, f"variants.{file}")
     monkeypatch.setattr(sys.modules["variants"], file, None)  # which is restored, as the import sets it
@@ -105,7 +105,7 @@ class Hide:
 
 sys.meta_path.insert(0, Hide)
 import config, sample
-from system import settings
+from system import sections
 
 def said(fn, *args):
     try:
@@ -114,7 +114,7 @@ def said(fn, *args):
         return str(e)
 
 for path in map(Path, sorted(glob.glob("variants/*.py"))):
-    if wrong := said(settings.load, f"variants.{path.stem}"):
+    if wrong := said(sections.load, f"variants.{path.stem}"):
         print(wrong)
 for path in glob.glob("config/[!_]*.py"):
     if wrong := said(config.read_file, path):
@@ -129,5 +129,5 @@ assert "one of quota" in said(lambda: sample.Plan(rule="nowhere"))
 def test_without_a_file_all_works_but_what_imports_it_or_names_what_it_has(file):
     done = subprocess.run([sys.executable, "-c", WITHOUT, file], capture_output=True, text=True)
     assert not done.returncode, done.stderr
-    names = {file} | {name for name, of in settings.FILE_OF.items() if of == file}
+    names = {file} | {name for name, of in sections.FILE_OF.items() if of == file}
     assert all(any(name in line for name in names) for line in done.stdout.splitlines()), done.stdout

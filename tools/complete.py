@@ -24,7 +24,7 @@ from checkpoints import adapters, checkpoint, huggingface
 from checkpoints.best import best_checkpoint
 from loop import runs
 from sample import Plan
-from system import sections, sharding, terminal, unknown
+from system import sections, sharding, unknown
 from tools import flags
 from tools.options import HOLES, PLAN, TRAINED, parser
 
@@ -39,6 +39,11 @@ class Model(NamedTuple):
     cfg: Any  # ModelConfig
     tok: Any
     trained: dict  # the config of the run that trained it
+
+
+def visible(text: str) -> str:
+    """Spell out the control characters of a model's text, whose escape sequences could rewrite the screen."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda c: repr(c[0])[1:-1], text)
 
 
 def best_in(folder):
@@ -169,7 +174,7 @@ def show_denoising(loaded, plan, prompts, seed):
     steps, gap = np.asarray(trace["step"]), loaded.tok.encode("_")[-1]
     for n in range(int(trace["n_steps"])):
         for row, shown in zip(np.where(steps > n, gap, x), valid, strict=True):
-            text = terminal.visible(loaded.tok.decode(row[shown]))
+            text = visible(loaded.tok.decode(row[shown]))
             print(f"step {n + 1:3d}  {text}".replace("\n", "⏎"), flush=True)
 
 
@@ -252,7 +257,7 @@ def fill(options, given, rows, loaded):
     if options.out:
         return write_completions(rows, texts, options.out)
     for n, text in enumerate(texts):
-        print("---\n" * (n > 0) + terminal.visible(text), flush=True)
+        print("---\n" * (n > 0) + visible(text), flush=True)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -290,5 +295,5 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as e:
-        print(f"error: {terminal.explain(e)}", file=sys.stderr)
+        print(f"error: {unknown.explain(e)}", file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import sample
 from loop import help
 from sample import Plan
-from system import sections
+from system import index, sections
 
 
 class Setting(NamedTuple):
@@ -27,9 +27,9 @@ def settings_of_plan() -> dict[str, Setting]:
     kinds, meanings = typing.get_type_hints(Plan), help.comments(Plan)
     fields = [field for field in dataclasses.fields(Plan) if field.name != "use"]
     found = {f.name: Setting(kinds[f.name], f.default, meanings.get(f.name, "")) for f in fields}
-    keys = sections.all_keys()
+    keys = index.all_keys()
     for name, key in keys.items():
-        if key.field and (sections.file_of(name) in sample.RULES or key.section().in_sampling):
+        if key.field and (index.file_of(name) in sample.RULES or key.section().in_sampling):
             field = sections.fields_of(key.section)[key.field]
             found[name] = Setting(key.type, field.default, help.meaning(field))
     return found

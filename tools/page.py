@@ -26,7 +26,7 @@ from checkpoints import checkpoint
 from data import texts
 from loop import report, same_run
 from sample import Plan
-from system import disk, sections
+from system import disk, index, sections
 from tokens import bpe
 
 LARGEST = 5_000_000  # parameters
@@ -119,7 +119,7 @@ def check_plan(plan):
         if value not in known:
             raise ValueError(f"{name}={value!r}: the page has only {', '.join(known)}; give --{name}={known[0]}")
     for name, value in differing(plan, PLAN).items():
-        default = sections.flat(Plan()).get(name, sections.default_of(name))
+        default = sections.flat(Plan()).get(name, index.default_of(name))
         raise ValueError(f"{name}={value}: the page has no such setting, give --{name}={default}")
 
 

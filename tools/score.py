@@ -14,7 +14,7 @@ import config
 import data
 import rewards
 from judges import programs
-from system import terminal
+from system import unknown
 from tools import flags
 
 
@@ -90,5 +90,5 @@ def main():
     except BrokenPipeError:
         raise
     except (ValueError, OSError, RuntimeError) as e:
-        print(f"error: {terminal.explain(e)}", file=sys.stderr)
+        print(f"error: {unknown.explain(e)}", file=sys.stderr)
         return 2

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import diffusion
 import model
 import sample
-from system import kernels, settings, sharding
+from system import kernels, sections, sharding
 from system.sections import POSITIVE_INT, Section, key
 from variants import caches
 from variants.rules import static
@@ -328,6 +328,6 @@ def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
     return sample.result(s, passes)
 
 
-settings.add(model.MASKS, blocks=see_blocks)
-settings.add(diffusion.NOISES, blocks=diffusion.Noise(mask_blocks, hidden, parts))
-settings.add(sample.SAMPLERS, blocks=sample.Sampler(fill_in_blocks, check))
+sections.add(model.MASKS, blocks=see_blocks)
+sections.add(diffusion.NOISES, blocks=diffusion.Noise(mask_blocks, hidden, parts))
+sections.add(sample.SAMPLERS, blocks=sample.Sampler(fill_in_blocks, check))

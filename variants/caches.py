@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import model
 import sample
-from system import settings, sharding
+from system import sections, sharding
 from variants.shifted import shifted
 
 
@@ -189,4 +189,4 @@ def fill_with_cache(params, keys, z, cfg, plan, valid, group):
     return sample.result(s, distinct_steps(s.step))
 
 
-settings.add(sample.SAMPLERS, caches=sample.Sampler(fill_with_cache))
+sections.add(sample.SAMPLERS, caches=sample.Sampler(fill_with_cache))

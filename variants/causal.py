@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import diffusion
 import model
 import sample
-from system import settings
+from system import sections
 from variants import caches
 
 
@@ -99,7 +99,7 @@ def fill_from_the_left(params, keys, z, cfg, plan, valid, group):
     return sample.result(s, caches.distinct_steps(s.step))
 
 
-settings.add(model.READS, causal=state_left)
-settings.add(model.MASKS, causal=see_left)
-settings.add(diffusion.NOISES, causal=diffusion.Noise(mask_nothing))
-settings.add(sample.SAMPLERS, causal=sample.Sampler(fill_from_the_left, check))
+sections.add(model.READS, causal=state_left)
+sections.add(model.MASKS, causal=see_left)
+sections.add(diffusion.NOISES, causal=diffusion.Noise(mask_nothing))
+sections.add(sample.SAMPLERS, causal=sample.Sampler(fill_from_the_left, check))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import diffusion
-from system import sections, settings
+from system import sections
 
 
 def one_step(key, completion, inputs):
@@ -104,7 +104,7 @@ def exact(key, completion, inputs):
     return diffusion.Views(jnp.zeros_like(completion)[:, None], completion[:, None], completion)
 
 
-settings.add(
+sections.add(
     diffusion.ESTIMATORS,
     one_step=one_step,
     coupled=coupled,

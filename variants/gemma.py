@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import model
-from system import kernels, settings
+from system import kernels, sections
 from system.sections import POSITIVE_INT, Section, key
 
 
@@ -64,5 +64,5 @@ def logits(x, cfg):
     return kernels.soft_cap(x, Shape.of(cfg).logit_cap)
 
 
-settings.add(model.MLPS, gemma=model.Mlp(shapes, mlp))
-settings.add(model.NETWORKS, gemma=model.Network(1, embedded, scores, logits))
+sections.add(model.MLPS, gemma=model.Mlp(shapes, mlp))
+sections.add(model.NETWORKS, gemma=model.Network(1, embedded, scores, logits))

@@ -24,7 +24,7 @@ import sample
 from checkpoints import checkpoint
 from data import texts
 from judges.model_judge import encode, rate
-from system import settings, sharding
+from system import sections, sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,4 +244,4 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
     return rl.Task(init, iterate, part_loss, evaluate, len(train["better"]), "val/pair_acc")
 
 
-settings.add(rl.OBJECTIVES, judge=judge_task)
+sections.add(rl.OBJECTIVES, judge=judge_task)

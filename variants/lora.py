@@ -25,6 +25,8 @@ class Keys(config.Section):
     alpha: float = config.key(16.0, "adapters are scaled by alpha / rank", config.POSITIVE)
     targets: tuple[str, ...] = config.key(TARGETS, "matrices that get adapters")
 
+    freezes = True
+
     def split(self, params, key, cfg):
         """Split starting params into new adapters and the frozen base."""
         new = adapters(key, cfg.model, self.targets, self.rank)
@@ -35,10 +37,6 @@ class Keys(config.Section):
 
     def whole(self, params, base, cfg):
         return adapted(base, params, self.alpha)
-
-    @property
-    def freezes(self):
-        return True
 
     def between_keys(self, c):
         targets = self.targets

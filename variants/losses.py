@@ -18,7 +18,7 @@ import config
 import grpo
 import rewards
 import rl
-from system import settings
+from system import sections
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +96,13 @@ def k2_sequence(logr, batch):
     return total**2 / (2 * jnp.maximum(length, 1))
 
 
-settings.add(
+sections.add(
     grpo.LOSSES,
     cispo=grpo.Loss(cispo, grpo.per_token, cap_metrics),
     wd1=grpo.Loss(weighted_likelihood, grpo.summed),
     bnpo=grpo.Loss(grpo.clipped, per_token_of_micro_batch, grpo.clip_metrics),
 )
-settings.add(grpo.KLS, k2_sequence=k2_sequence)
+sections.add(grpo.KLS, k2_sequence=k2_sequence)
 
 # ---- terms -----------------------------------------------------------------------------------------------------------
 

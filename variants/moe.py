@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import model
-from system import kernels, placement, settings, sharding
+from system import kernels, placement, sections, sharding
 from system.sections import NON_NEGATIVE, POSITIVE_INT, Section, key
 
 
@@ -145,4 +145,4 @@ def multiply_tiles(x, w, expert):
     return jnp.einsum("mri,mio->mro", x, w[expert])
 
 
-settings.add(model.MLPS, moe=model.Mlp(shapes, apply))
+sections.add(model.MLPS, moe=model.Mlp(shapes, apply))

@@ -21,9 +21,7 @@ class Keys(config.Section):
     interval: int = config.key(64, "mode=periodic: iterations between renewals", config.POSITIVE_INT)
     mix: float = config.key(1.0, "mode=periodic: weight of the policy in the new reference", config.FRACTION)
 
-    @property
-    def moves_reference(self):
-        return True
+    moves_reference = True
 
     def reference(self, state, cfg):
         """Return the reference for the iteration after state.step."""

@@ -12,10 +12,7 @@ class Keys(config.Section):
     """There are none: --paired=True is all."""
 
     objective = "pretrain"
-
-    @property
-    def copies(self):
-        return 2
+    copies = 2
 
     def noise(self, draw, cfg):
         return noise

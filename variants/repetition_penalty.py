@@ -15,9 +15,7 @@ from system import sections
 class Keys(sections.Section):
     penalty: float = sections.key(1.2, "above 1: make tokens that a row already has less likely", sections.POSITIVE)
 
-    @property
-    def in_sampling(self):
-        return True
+    in_sampling = True
 
     def row_logits(self, z, valid, cfg, plan):
         """Make the function that changes the logits (N, V) of rows (N,) of z (B, T), padding and masks left out."""

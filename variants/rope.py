@@ -9,7 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 import model
-from system import settings
+from system import sections
 from system.sections import Section
 
 
@@ -46,4 +46,4 @@ def frequencies(theta, size, scaling):
     return frequency * (keep + (1 - keep) / factor)
 
 
-settings.add(model.ROTARY, rope=rotary)
+sections.add(model.ROTARY, rope=rotary)

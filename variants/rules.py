@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sample
-from system import sections, settings
+from system import sections
 
 
 def dream_fractions(steps):
@@ -89,5 +89,5 @@ def margin(logits, *_):
     return best - second
 
 
-settings.add(sample.RULES, dream=dream, static=static, dynamic=dynamic, factor=factor, entropy=entropy)
-settings.add(sample.ORDERS, margin=margin)
+sections.add(sample.RULES, dream=dream, static=static, dynamic=dynamic, factor=factor, entropy=entropy)
+sections.add(sample.ORDERS, margin=margin)

@@ -5,13 +5,13 @@ Denoisers that predict a token from the state one place before it, as the causal
 import jax.numpy as jnp
 
 import model
-from system import settings
+from system import sections
 
 
 def state_before(params, z, cfg, valid, start, length):
     """Predict a token from the state one place before it, and the first token of a text from its own (Dream)."""
     T = z.shape[1]
-    # A number stays a number: `kernels.recomputed` (system/) may read no array that it is not given.
+    # A number stays a number: `remat.recomputed` (system/) may read no array that it is not given.
     larger = max if isinstance(start, int) else jnp.maximum
     first = larger(start - 1, 0)
     n = min(length + 1, T)
@@ -31,4 +31,4 @@ def shifted(h, first, start, length, valid):
     return jnp.take_along_axis(h, index[..., None], 1)
 
 
-settings.add(model.READS, shifted=state_before)
+sections.add(model.READS, shifted=state_before)
