@@ -199,7 +199,7 @@ def read_jsonl(path, text, names):
                 rows.append(normalize_row(json.loads(line), names))
         except (ValueError, RecursionError) as e:
             raise ValueError(
-                f"{path}, line {number}: {e}; a line is an object in JSON, such as " '{"prompt": "2+3=", "answer": "5"}'
+                f'{path}, line {number}: {e}; a line is an object in JSON, such as {{"prompt": "2+3=", "answer": "5"}}'
             ) from e
     return rows
 

@@ -214,7 +214,7 @@ def likeliest(logits):
         from system import stretches
 
         return stretches.likeliest(logits)
-    is_largest = logits == logits.max(-1, keepdims=True)
+    is_largest = (logits == logits.max(-1, keepdims=True)) | jnp.isnan(logits)
     return jnp.where(is_largest, jnp.arange(V), V - 1).min(-1)
 
 

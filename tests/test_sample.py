@@ -192,7 +192,7 @@ def test_every_hole_is_filled_and_nothing_else_is_changed(plan, batches):
 @pytest.mark.parametrize("V", [1, 5, 259, 4096])
 def test_the_likeliest_token_is_that_of_argmax_the_first_of_equals(V):
     l = np.random.default_rng(V).integers(-V // 3, V // 3 + 1, (3, 40, V)).astype(np.float32)  # with ties
-    l[0, 0], l[0, 1], l[0, 2, -1] = -np.inf, model.NEVER, np.inf
+    l[0, 0], l[0, 1], l[0, 2, -1], l[0, 3] = -np.inf, model.NEVER, np.inf, np.nan
     np.testing.assert_array_equal(jax.jit(kernels.likeliest)(l), l.argmax(-1))
 
 
