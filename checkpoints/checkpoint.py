@@ -22,7 +22,7 @@ import config
 import model
 from checkpoints import huggingface
 from system import disk, sections
-from tokens.bpe import Tokenizer
+from system.tokens.bpe import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from checkpoints.family import BLOCK_LENGTHS, FAMILIES
 from system import disk, sections
-from tokens import foreign
+from system.tokens import foreign
 
 LLAMA3_ROPE = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"  # rope.scaling
 

@@ -21,7 +21,7 @@ import numpy as np
 import model
 from checkpoints.family import FAMILIES, NEEDED, OURS, can_hold
 from system import disk, sections, sharding
-from tokens.bpe import Tokenizer
+from system.tokens.bpe import Tokenizer
 
 # Keys of config.json that no folder of this family has: another program wrote it, or it is another network.
 UNUSUAL = {"rope_scaling", "rope_parameters", "layer_types"}

@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from system.disk import regular_file
-from tokens import bpe
-from tokens.bpe import Tokenizer
+from system.tokens import bpe
+from system.tokens.bpe import Tokenizer
 
 __all__ = ["Tokenizer", "batch_indices", "chat", "encode", "load", "tokenizer"]
 ROOT = Path(__file__).parent
@@ -96,7 +96,7 @@ def open_tokenizer(path: str | Path, vocab_size: int | None = None) -> Tokenizer
     """
     tok = bpe.read_own(Path(path))
     if tok is None:
-        from tokens import foreign  # for other people's tokenizers
+        from system.tokens import foreign  # for other people's tokenizers
 
         tok = foreign.open_tokenizer(Path(path))
     highest = max(i for i in tok._bytes if i != tok.mask_id)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import data
-from tokens.bpe import Tokenizer
+from system.tokens.bpe import Tokenizer
 
 
 def mask_completions(

@@ -1,5 +1,5 @@
 """
-Learn byte-level BPE from texts (tokens/bpe.py runs it), and write what was learnt as a .tiktoken file.
+Learn byte-level BPE from texts (system/tokens/bpe.py runs it), and write what was learnt as a .tiktoken file.
 """
 
 import base64
@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-from tokens.bpe import OWN_PATTERN, SPECIALS, Tokenizer
+from system.tokens.bpe import OWN_PATTERN, SPECIALS, Tokenizer
 
 
 def tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import data
 from system import sections
-from tokens.bpe import Tokenizer
+from system.tokens.bpe import Tokenizer
 
 RENAMED = "prompt", "completion", "answer", "tests", "language", "difficulty"
 

@@ -17,7 +17,7 @@ from checkpoints import huggingface
 from data import learn
 from sample import Plan
 from system import index
-from tokens import foreign
+from system.tokens import foreign
 from tools import complete, page
 from variants import rules  # noqa: F401  (its order)
 

@@ -22,7 +22,7 @@ from checkpoints import checkpoint, huggingface
 from data.texts import completion_ids
 from rl import loss_mask
 from system import sections
-from tokens import bpe
+from system.tokens import bpe
 from tools import complete
 
 SIZES = dict(vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

@@ -24,7 +24,7 @@ from checkpoints import huggingface
 from sample import Plan, generate, row_keys
 from system import kernels, sharding, stretches
 from system.filters import nucleus
-from tokens import foreign
+from system.tokens import foreign
 from tools import complete
 from variants import caches, repetition_penalty, rules  # noqa: F401
 

@@ -12,7 +12,7 @@ import model
 from checkpoints import checkpoint, huggingface
 from data import making
 from data.smollm2 import prepare as smollm2
-from tokens.bpe import CHARACTER
+from system.tokens.bpe import CHARACTER
 
 tokenizers = pytest.importorskip("tokenizers")
 CFG = model.ModelConfig(vocab_size=260, n_layer=2, n_head=4, n_kv_head=2, d_model=64, d_ff=96, causal=True, shift=True,

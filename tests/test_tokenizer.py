@@ -1,4 +1,4 @@
-"""tokens/bpe.py: the same text, the same ids, whoever wrote the files."""
+"""system/tokens/bpe.py: the same text, the same ids, whoever wrote the files."""
 import collections
 import json
 import random
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import data
 from data import learn
-from tokens import bpe, byte_merges, foreign
-from tokens.bpe import Tokenizer
+from system.tokens import bpe, byte_merges, foreign
+from system.tokens.bpe import Tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 LLADA = "tests/fixtures/llada"

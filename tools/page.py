@@ -27,7 +27,7 @@ from data import texts
 from loop import report, same_run
 from sample import Plan
 from system import disk, index, sections
-from tokens import bpe
+from system.tokens import bpe
 
 LARGEST = 5_000_000  # parameters
 HELD_OUT = 100  # rows

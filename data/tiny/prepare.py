@@ -26,7 +26,7 @@ from data.acecode import prepare as real_acecode
 from data.countdown_tasks import prepare as real_countdown
 from data.making import write_whole
 from system import disk, sections, sharding
-from tokens import bpe, byte_merges, foreign
+from system.tokens import bpe, byte_merges, foreign
 from variants import blocks, gemma, moe
 
 HERE = Path(__file__).parent

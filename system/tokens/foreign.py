@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from system.disk import read_json, regular_file
-from tokens.bpe import Tokenizer, to_bytes
+from system.tokens.bpe import Tokenizer, to_bytes
 
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"

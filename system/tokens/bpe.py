@@ -113,7 +113,7 @@ class Tokenizer:
         added = [{"id": i, "content": text} | FLAGS for text, i in self.specials.items()]
         pairs = []
         if max(map(len, self.vocab)) > 1:
-            from tokens import byte_merges  # single bytes have no merges
+            from system.tokens import byte_merges  # single bytes have no merges
 
             pairs = byte_merges.merges_of(self.vocab)
         spec = byte_level_spec(self.vocab, pairs, added, OWN_PATTERN, nfc=True)
@@ -180,7 +180,7 @@ def read_own(path: Path) -> Tokenizer | None:
     or something beside it says more."""
     file = path / "tokenizer.json" if path.is_dir() else path
     if file.name != "tokenizer.json" or not file.is_file():
-        from tokens import byte_merges
+        from system.tokens import byte_merges
 
         ranks = byte_merges.find_ranks(path)
         return Tokenizer.from_ranks(ranks) if ranks else None
