@@ -27,7 +27,7 @@ import rewards
 import rl
 import sample
 import train
-from checkpoints import checkpoint, families, huggingface
+from checkpoints import checkpoint, families, foreign, huggingface
 from system import index, sections
 from tools import complete
 from tools import options as options_of_sample
@@ -295,7 +295,8 @@ def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="known families"):
         checkpoint.load(tmp_path)
     added("checkpoints/families.py", families, "FAMILIES")
-    monkeypatch.setattr(huggingface, "FAMILIES", families.FAMILIES)
+    for file_of_ours in (foreign, huggingface):
+        monkeypatch.setattr(file_of_ours, "FAMILIES", families.FAMILIES)
     opened, shape = checkpoint.load(tmp_path)
     assert shape.causal and jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), opened, params))
     file.write_text(json.dumps(theirs | {"sliding_window": 4096}))
