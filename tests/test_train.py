@@ -71,7 +71,8 @@ def unbroken(rows, tmp_path_factory):
 
 def written(cfg, path):
     """A config file that says cfg -> its path."""
-    path.write_text(f"from config import Config, changed\nconfig = changed(Config(), {config.flatten(cfg)!r})\n")
+    values = {config.without_model(name): value for name, value in config.flatten(cfg).items()}
+    path.write_text(f"from config import Config, changed\nconfig = changed(Config(), {values!r})\n")
     return str(path)
 
 
