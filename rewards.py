@@ -30,7 +30,7 @@ import inspect
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +77,13 @@ class Rewards(dict[str, Reward]):
             importlib.import_module(ELSEWHERE[name])
         return dict(self)[name]
 
+    def __contains__(self, name):
+        return super().__contains__(name) or name in ELSEWHERE
+
+    def add(self, found: dict[str, Reward]) -> None:
+        """Add the rewards of a file, except those that are there under another function: a user's stay."""
+        self.update({name: reward for name, reward in found.items() if not super(Rewards, self).__contains__(name)})
+
 
 REWARDS = Rewards({name: rules.per_text(rule) for name, rule in RULES.items()})
 # Rewards that model_judge.rewards_of makes, and of what.
@@ -99,9 +106,8 @@ def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Rewa
     fns: dict[str, Reward] = {}
     for spec in terminal.parts(names) if isinstance(names, str) else map(str.strip, names):
         name, settings = split_settings(spec)
-        if name in ELSEWHERE and name not in REWARDS:
-            importlib.import_module(ELSEWHERE[name])
-        known: dict[str, Any] = ELSEWHERE | REWARDS | FROM_MODELS | from_models
+        found = {name: REWARDS[name]} if name in REWARDS else {}
+        known: dict[str, Any] = ELSEWHERE | REWARDS | found | FROM_MODELS | from_models
         fn = known.get(name)
         if settings or not callable(fn):
             from judges import own  # a recipe of ours names rewards of ours
@@ -182,8 +188,8 @@ def call_reward(name: str, fn: Reward, prompts: list[str], completions: list[str
 
 def check_scores(name, scores, prompts, completions):
     """Raise a ValueError unless `scores`, a list or array, has one finite number or None per completion."""
-    is_list = isinstance(scores, Sequence) and not isinstance(scores, (str, bytes))
-    ordered = is_list or getattr(scores, "ndim", 0) > 0  # an array or tensor
+    ordered = hasattr(scores, "__len__") and getattr(scores, "ndim", 1) > 0
+    ordered = ordered and not isinstance(scores, (str, bytes, Mapping, Set))
     size = len(scores) if ordered else f"a {type(scores).__name__}"
     if size != len(completions):
         raise ValueError(f"reward {name!r} returned {size}, not one entry for each of {len(completions)} completions")
@@ -216,6 +222,9 @@ def combine(
     weights = [1.0] * len(fns) if weights is None else list(weights)
     if len(weights) != len(fns):
         raise ValueError(f"{len(fns)} rewards ({', '.join(fns)}) but {len(weights)} reward_weights {weights}")
+    for name, column in {"prompts": prompts, **columns}.items():
+        if len(column) != len(completions):
+            raise ValueError(f"the column {name!r} has {len(column)} entries for {len(completions)} completions")
     total, judged = np.zeros(len(completions)), np.zeros(len(completions), bool)
     parts = {}
     for weight, (name, fn) in zip(weights, fns.items(), strict=True):

@@ -103,10 +103,12 @@ def read_run(folder: str) -> dict[str, Any]:
     """Read run.json of a checkpoint; {} for another model's folder."""
     try:
         found = disk.read_json(os.path.join(folder, "run.json"))
+        keys = found.get("config", {})
+        if not isinstance(keys, dict):
+            raise ValueError(f"{folder}/run.json is damaged: its config is {keys!r}")
     except ValueError as e:
         raise ValueError(f"{e}; delete {folder} to resume from the checkpoint before it") from None
-    keys = found.get("config")
-    if not isinstance(keys, dict) or "model.mlp" in keys:
+    if not keys or "model.mlp" in keys:
         return found
     from checkpoints import older  # it was written when keys had other names
 

@@ -504,7 +504,7 @@ def refuse_unknown(names):
 def changed(cfg: Config, values: dict[str, Any]) -> Config:
     """Return a copy of cfg with these values {name: value}, named as on the command line: n_layer and blocks.block are
     keys of the model, and model, a ModelConfig, is another one."""
-    own = sections.fields_of(Config)
+    own, values = sections.fields_of(Config), {without_model(name): value for name, value in values.items()}
     refuse_unknown(name for name in values if name not in own)
     run = {name: value for name, value in values.items() if name in own or owner_of(name) == "run"}
     shape = {name: value for name, value in values.items() if name not in run}
@@ -546,8 +546,9 @@ def refuse_ignored(cfg, values, typed):
 
 
 def without_model(name):
-    """Return the name of a key without the model. that may be typed before it, as in base.model.n_layer."""
-    return re.sub(r"^(base\.)?model\.", r"\1", name)
+    """Return the name of a key without the model. that may stand before one of the model, as in base.model.n_layer."""
+    bare = re.sub(r"^(base\.)?model\.", r"\1", name)
+    return name if bare == name or owner_of(bare.removeprefix("base.")) == "run" else bare
 
 
 DASHES = "-", "\u2013", "\u2014"  # with what a page of a browser may have made of two hyphens

@@ -55,6 +55,8 @@ def load(dataset: str, split: str, names: dict[str, str] | None = None) -> list[
     split: "train" or "val"
     names {our column: theirs}: columns to rename
     """
+    if split not in SPLITS:
+        raise ValueError(f"there is no split {split!r}: train or val")
     if dataset in MEMORY:
         from data import known
 
@@ -197,10 +199,13 @@ def read_jsonl(path, text, names):
         try:
             if line.strip():
                 rows.append(normalize_row(json.loads(line), names))
-        except (ValueError, RecursionError) as e:
+        except json.JSONDecodeError as e:
             raise ValueError(
-                f'{path}, line {number}: {e}; a line is an object in JSON, such as {{"prompt": "2+3=", "answer": "5"}}'
+                f"{path}, line {number}: not JSON ({e}); expected one object per line, such as "
+                '{"prompt": "2+3=", "answer": "5"}'
             ) from e
+        except (ValueError, RecursionError) as e:
+            raise ValueError(f"{path}, line {number}: {e}") from e
     return rows
 
 

@@ -64,7 +64,7 @@ def is_tests(value):
     return isinstance(value, list) and all(map(is_test, value))
 
 
-TEXTS = "prompt", "completion", "answer", "language", "entry", "chosen", "rejected"
+TEXTS = "prompt", "completion", "answer", "language", "entry", "chosen", "rejected", "masked"
 COLUMNS: dict[str, tuple[Callable[[Any], bool], str]] = dict.fromkeys(TEXTS, (is_text, "a string")) | {
     "tests": (is_tests, 'a list of strings such as "assert f(2) == 4" or of {"input": ..., "output": ...}'),
     "difficulty": (is_number, f"a number or one of {', '.join(DIFFICULTY)}"),

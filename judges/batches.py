@@ -45,4 +45,4 @@ def passes(prompts, completions, tokens_per_pass, right=-math.inf, first_reward=
     return [fast if first >= right else None for fast, first in zip(earned, first_reward, strict=True)]
 
 
-rewards.REWARDS |= {"diversity": diversity, "passes": passes}
+rewards.REWARDS.add({"diversity": diversity, "passes": passes})

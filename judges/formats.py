@@ -222,4 +222,4 @@ RULES: dict[str, Callable] = {
     "length": length,
     "reasoning": reasoning,
 }
-rewards.REWARDS |= {name: rules.per_text(rule) for name, rule in RULES.items()}
+rewards.REWARDS.add({name: rules.per_text(rule) for name, rule in RULES.items()})

@@ -60,4 +60,4 @@ def sudoku(text: str, prompt: str, puzzle: str | None = None, answer: str | None
     return len(right) / len(empty)
 
 
-rewards.REWARDS["sudoku"] = per_text(sudoku)
+rewards.REWARDS.add({"sudoku": per_text(sudoku)})

@@ -190,6 +190,8 @@ def to_evaluate(cfg: Config, folder: str | None) -> Config:
     was, now = checkpoint.read_run(folder).get("config", {}), config.flatten(cfg)
     free = [key for key in {*was, *now} if "." not in key or key.startswith("model.")]
     free += [key for key in was if key not in now and file_of(key) in ("lora", "quantized")]
+    of_training = cfg.loss_type, cfg.logp_est, was.get("loss_type"), was.get("logp_est")
+    free += [key for key in {*was, *now} if file_of(key) in of_training]
     if was.get("objective") == cfg.objective and (other := changed_keys(cfg, was, FREE + free)):
         print(f"{folder} is evaluated with other keys than it was trained with: {other}")
     return dataclasses.replace(cfg, use=tuple(s for s in cfg.use if not s.freezes), ema_decay=None)

@@ -69,8 +69,9 @@ def device_memory():
 
 
 def may_run_short(cfg):
-    """True if a run comes near the memory of its device, so that an estimate is worth its while."""
-    return most_bytes(cfg) > device_memory() / 4
+    """True if a run comes near the memory of its device, so that an estimate is worth its while. Adapters may have any
+    size."""
+    return config.has_frozen_base(cfg) or most_bytes(cfg) > device_memory() / 4
 
 
 def check_shape(cfg, shape):

@@ -47,10 +47,10 @@ def replacing(path: str | Path, mode: str = "w") -> Iterator[IO]:
     os.replace(f"{path}.new", path)
 
 
-def write_json(path: str | Path, value: Any) -> None:
-    """Write a value as JSON that a person can read."""
+def write_json(path: str | Path, value: Any, ascii_only: bool = True) -> None:
+    """Write a value as JSON. ascii_only: escape other characters, also what is not text in the name of a file."""
     with writing(path) as f:
-        json.dump(value, f, ensure_ascii=False, indent=2)
+        json.dump(value, f, ensure_ascii=ascii_only, indent=2)
 
 
 def write_tensors(path: str, tensors: list[Stored]) -> None:
@@ -106,8 +106,10 @@ def open_tensors(file: str) -> dict[str, Any]:
     try:
         handle = safetensors.safe_open(regular_file(file), "numpy")
     except (OSError, safetensors.SafetensorError) as e:
-        raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}; in a run, delete "
-                         f"{os.path.dirname(file)} to use the checkpoint before it") from None  # fmt: skip
+        folder = os.path.dirname(file)
+        is_of_run = os.path.basename(folder).startswith("step-")  # checkpoint.py names its folders so
+        cure = f"; delete {folder} to use the checkpoint before it" if is_of_run else ""
+        raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}{cure}") from None
     return dict.fromkeys(handle.keys(), handle)
 
 

@@ -161,6 +161,7 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("max_iter=3", "--max_iter=3", ("'max_iter'", "did you mean 'max_iters'?")),
     ("lerning_rate=3.", "--lerning_rate=3.", ("did you mean 'learning_rate'?",)),
     ("nonsense=1", "--nonsense=1", ("unknown config key 'nonsense'; see --help=all",)),
+    ("max_iter=3", "--model.max_iters=3", ("unknown config key", "max_iter")),
     ("max_iters='many'", "--max_iters=many", ("max_iters", "many", "a whole number")),
     ("max_iters=True", "--max_iters=True", ("max_iters", "a whole number")),
     ("resume='yes'", "--resume=yes", ("resume", "True or False")),
@@ -543,6 +544,7 @@ def test_a_key_is_typed_with_the_name_of_its_file(tmp_path):
     cfg = shared.shape(**{"blocks.block": 8, "gemma.window": 3})
     assert cfg.use == (blocks.Shape(8), gemma.Shape(window=3))
     assert shared.changed(cfg, blocks=False, gemma=False) == model.ModelConfig()
+    assert config.changed(config.Config(), {"model.n_layer": 3}) == config.changed(config.Config(), {"n_layer": 3})
     recipe = ["config/countdown_block_base.py"]
     assert config.load(recipe).model.use == (blocks.Shape(4),)
     assert not config.load([*recipe, "--blocks=False"]).model.use

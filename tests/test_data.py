@@ -78,6 +78,8 @@ def test_an_unknown_name_is_answered_with_the_known_names():
         data.load("sudoko", "train")
     with pytest.raises(ValueError, match="no data set ''"):
         data.load("", "train")
+    with pytest.raises(ValueError, match="no split 'test': train or val"):
+        data.load("sudoku", "test")
 
 
 PREPARE = f"""
@@ -286,11 +288,12 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n
     ("a.txt", " \n", "a.txt has no rows"), ("a.xml", "a,b", r"a.xml: rows are read from .jsonl, .json, .txt"),
     ("a.jsonl", b"\xff\xfe", "a.jsonl cannot be read: 'utf-8'.* byte 0xff"),
     ("a.jsonl", jsonl(ROWS) + '{"prompt": "a"\n' + jsonl(ROWS),
-     r"a.jsonl, line 41: Expecting ',' .*; a line is an object in JSON, such as"),
+     r"a.jsonl, line 41: not JSON \(Expecting ',' .*\); expected one object per line, such as"),
     ("a.jsonl", '["a"]', "line 1: expected an object with a prompt, found list"),
     ("a.jsonl", {}, "line 1: no prompt.*found none"),
     ("a.jsonl", {"promt": "a", "x": 1}, 'no prompt; expected "prompt".*found promt, x'),
     ("a.jsonl", {"prompt": 7}, "prompt should be a string, found int 7"),
+    ("a.jsonl", {"prompt": "a", "masked": 5}, "masked should be a string, found int 5$"),
     ("a.jsonl", {"prompt": "a", "completion": ["b"]}, "completion should be a string, found list"),
     ("a.jsonl", {"prompt": "a", "tests": "assert 1"}, "tests should be a list of strings such as"),
     ("a.jsonl", {"prompt": "a", "tests": [{"input": "1"}]}, "tests should be a list"),

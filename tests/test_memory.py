@@ -76,6 +76,12 @@ def test_a_run_far_below_the_memory_neither_prints_nor_loads_the_estimate(monkey
         assert ("memory, at least: params" in capsys.readouterr().out) == printed
 
 
+def test_adapters_of_any_size_are_estimated():
+    cfg = shared.changed(SMALL, **TUNING, **{"lora.rank": 10**9})
+    with pytest.raises(ValueError, match="this run cannot fit: params 20.5 TB"):
+        setup.check_shape(cfg, cfg.model)
+
+
 def test_a_run_that_cannot_fit_is_refused_with_the_parts_and_the_keys_that_help():
     cfg = shared.changed(SMALL, **TUNING)
     parts = memory.estimate_bytes(cfg)

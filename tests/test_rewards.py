@@ -52,10 +52,24 @@ def test_rewards_of_code_are_loaded_when_one_of_them_is_asked_for_and_jax_never(
 # ---- the dict -------------------------------------------------------------------------------------------------------
 
 
+def test_a_reward_that_loads_later_is_in_the_dict_and_leaves_one_of_that_name_alone():
+    for name, before in (("length", "json"), ("diversity", "passes")):
+        code = (f"import rewards; assert {name!r} in rewards.REWARDS and 'nosuch' not in rewards.REWARDS\n"
+                f"rewards.REWARDS[{name!r}] = mine = lambda prompts, completions: [7.0] * len(completions)\n"
+                f"rewards.resolve({before!r}); assert rewards.resolve({name!r})[{name!r}] is mine")  # fmt: skip
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("judge", "coherence")])
 def test_blank_text_earns_nothing_anywhere(name):
     total, _ = combine({name: REWARDS[name]}, None, ["p"] * 2, ["", " \n"], COLUMNS)
     assert all(total <= 0)
+
+
+def test_scores_may_be_anything_in_an_order():
+    for scores in ([1, 2], (1, 2), {"a": 1, "b": 2}.values(), np.array([1, 2]), jnp.array([1, 2])):
+        fn = lambda prompts, completions, scores=scores: scores
+        assert combine({"r": fn}, None, ["p"] * 2, ["a"] * 2, {})[0].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("name, good, bad, worth", [
@@ -246,10 +260,13 @@ def test_each_reward_is_clipped_before_it_is_weighed_and_may_return_numbers_of_a
     (resolve("passes"), None, {}, "needs the column 'tokens_per_pass'.*: only a run knows how fast"),
     (resolve("passes(right=1)"), None, {"tokens_per_pass": [1.0]},
      r"passes\(right=1\) asks what the reward before it says.*: name it first"),
-    ({"a": of_rows(1), "b": of_rows(1)}, [1], {}, r"2 rewards \(a, b\) but 1 reward_weights \[1\]")])
+    ({"a": of_rows(1), "b": of_rows(1)}, [1], {}, r"2 rewards \(a, b\) but 1 reward_weights \[1\]"),
+    ({"a": of_rows(1)}, None, {"answer": [1, 2]}, "column 'answer' has 2 entries for 1 completions"),
+    ({"a": of_rows(1)}, None, {"prompts": ["p", "q"]}, "column 'prompts' has 2 entries for 1")])
 def test_columns_and_weights_that_do_not_fit_are_errors(fns, weights, columns, message):
+    prompts = columns.pop("prompts", ["p"])
     with pytest.raises(ValueError, match=message):
-        combine(fns, weights, ["p"], ["x"], columns)
+        combine(fns, weights, prompts, ["x"], columns)
 
 
 def test_summary_names_means_spreads_shares_and_what_a_reward_notes_besides():
@@ -416,7 +433,7 @@ def test_nothing_is_written_over_a_file(tmp_path, monkeypatch):
     (["{file}", "--rewards=tests", "--reward_weights=1,2"], "1 rewards (tests) but 2 reward_weights"),
     (["{file}", "--rewards=tests", "--reward_weights=nan"], "--reward_weights=nan: expected a tuple"),
     (["{file}", "--rewards=tests", "--reward_weights=x"], "--reward_weights=x: expected a tuple"),
-    (["{bad}", "--rewards=tests"], "a line is an object in JSON"),
+    (["{bad}", "--rewards=tests"], "expected one object per line"),
     (["{prompts}", "--rewards=tests"], "row 0 has no completion to score"),
     (["{file}", "--rewards=tests", "--programs.unsafe=everything"], "everything")])
 def test_a_mistake_gets_one_sentence_and_exit_code_2(args, message, tmp_path):

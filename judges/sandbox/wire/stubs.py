@@ -127,8 +127,9 @@ class Method:
 
     def __init__(self, stub, name):
         self.stub, self.name, self.peer, self.error = stub, name, stub._peer, None
-        self.peer.look_up_method()
-        self.peer.awaits_call = self
+        with self.peer.one_caller:  # tests may have threads
+            self.peer.look_up_method()
+            self.peer.awaits_call = self
 
     def look_up(self):
         try:
@@ -137,11 +138,12 @@ class Method:
             self.error = e
 
     def __call__(self, *args, **named):
-        if self.peer.awaits_call is self:
-            self.peer.awaits_call = None
-            called, self.found = self.peer.call("call_method", (self.stub, self.name, *args), named)
-            if called is True:
-                return self.found
+        with self.peer.one_caller:
+            if self.peer.awaits_call is self:
+                self.peer.awaits_call = None
+                called, self.found = self.peer.call("call_method", (self.stub, self.name, *args), named)
+                if called is True:
+                    return self.found
         if self.error:
             raise self.error
         return self.found(*args, **named)
