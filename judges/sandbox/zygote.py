@@ -16,7 +16,7 @@ import socket
 import struct
 import sys
 
-from judges.sandbox.candidate import candidate
+from judges.sandbox.candidate import candidate, load_module
 from judges.sandbox.walls import (
     LINUX,
     LIST,
@@ -29,6 +29,8 @@ from judges.sandbox.walls import (
     limit,
     lock,
 )
+from judges.sandbox.wire.operations import CANDIDATE_OPS, JUDGE_OPS
+from judges.sandbox.wire.peer import Peer
 
 WORD = struct.Struct("id")  # between judge, zygote and warden: a pid, seconds
 PRELOADED = "bisect cmath copy dataclasses enum heapq io itertools math random re statistics string textwrap typing"
@@ -106,8 +108,24 @@ def preload():
     os.environ.clear()
     sys.argv[:] = ["solution.py"]
     builtins.exit = builtins.quit = sys.exit  # as scripts know them; -S left them out
+    for _ in range(16):
+        warm_up()
     gc.collect()
     gc.freeze()  # a collection in a candidate would write to, and so copy, every page
+
+
+def warm_up():
+    """Do what a candidate does. Code that has run is specialized, and pages written before the fork are not copied
+    after it: 340 page faults instead of 404 per candidate, and 1.7 ms instead of 2.2."""
+    here, there = socket.socketpair()
+    ours, theirs = Peer(here, JUDGE_OPS), Peer(there, CANDIDATE_OPS)
+    ours.send("def f(x): return [x]")
+    load_module(theirs, theirs.receive())
+    for call in (["names", [["f"]], {}], [0, [1, "x", [{"tuple": [2.5]}]], {}], [0, [{"dict": [["a", 1]]}], {}]):
+        ours.send(call)
+        theirs.serve(theirs.receive())
+    for _ in range(4):
+        ours.unpack(ours.receive())
 
 
 def size_now():
