@@ -8,8 +8,8 @@ is the fraction of their tests that a single fenced block passes.
     python train.py config/diffucoder_grpo.py --lora.rank=128 --lora.alpha=64 --moving_reference=False \
         --memory.ref_offload=False
 
-The first trains all parameters, as the paper does. It needs 172 GB on one device, by an estimate, more than a card of
-80 GB has; 8 cards are enough, at 25 GB each (--plan=8xH100). The last trains a LoRA of d1's rank and needs 26 GB.
+The first trains all parameters, as the paper does. It needs 142 GB on one device, more than a card of 80 GB has; 8
+cards are enough, at 22 GB each (--plan=8xH100). The last trains a LoRA of d1's rank and needs 24 GB.
 
 Not run here on the real model. The paper: 40 hours on 8 H100 GPUs, 21,000 questions once, +4.4% on EvalPlus. Tiny: 40
 seconds of one of 2 cores of an Intel Xeon, mostly to compile; every pass rate is 0.0%.

@@ -6,7 +6,7 @@ pass for all log-probabilities.
     python train.py config/llada_gsm8k_grpo.py --model=tiny      on a random LLaDA: does the recipe run?
     python train.py config/llada_gsm8k_grpo.py --model=small   countdown, on a base trained first: does it learn?
 
-The LoRA fits one card of 40 GB; training all parameters (--lora=False) fits 8 cards of 80 GB, at 27 GB each
+The LoRA fits one card of 40 GB; training all parameters (--lora=False) fits 8 cards of 80 GB, at 24 GB each
 (--plan=8xH100).
 
 Not run here on the real model. The paper: 7,700 updates, GSM8K from 76.7% to 79.8% (greedy, 256 tokens, 128 steps). Its

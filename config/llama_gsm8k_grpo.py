@@ -7,8 +7,8 @@ exact log-probabilities. The settings are those of EasyDeL's GSM8K script, the l
     python train.py config/llama_gsm8k_grpo.py --model=small   countdown, on a base trained first: does it learn?
     python train.py config/llama_gsm8k_grpo.py --lora.rank=128 --lora.alpha=64 --memory.ref_offload=False
 
-The first trains all parameters. It needs 180 GB on one device, by an estimate, more than a card of 80 GB has; 8 cards
-are enough, at 25 GB each (--plan=8xH100). The last trains a LoRA of d1's rank and needs 26 GB.
+The first trains all parameters. It needs 149 GB on one device, more than a card of 80 GB has; 8 cards are enough, at
+23 GB each (--plan=8xH100). The last trains a LoRA of d1's rank and needs 24 GB.
 
 Not run here on the real model. Its authors report 79.6% on GSM8K (8 examples in the prompt) before GRPO; we know of no
 number afterwards. Expect hours on several A100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%. A small

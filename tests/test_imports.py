@@ -331,5 +331,5 @@ def test_the_first_recipe_loads_only_what_it_uses(tmp_path):
     loaded = {name: path for name, path in FILES.items() if path in last.split()}
     assert not ONLY_IF_ASKED_FOR - FILES.keys(), "these files were renamed"
     assert not ONLY_IF_ASKED_FOR & loaded.keys()
-    assert len(loaded) <= 27
-    assert sum(amount(path).tokens for path in loaded.values()) <= 55_000
+    assert len(loaded) <= 26
+    assert sum(amount(path).tokens for path in loaded.values()) <= 53_400
