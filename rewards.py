@@ -81,8 +81,9 @@ class Rewards(dict[str, Reward]):
         return super().__contains__(name) or name in ELSEWHERE
 
     def add(self, found: dict[str, Reward]) -> None:
-        """Add the rewards of a file, except those that are there under another function: a user's stay."""
-        self.update({name: reward for name, reward in found.items() if not super(Rewards, self).__contains__(name)})
+        """Add the rewards of a file. A name that a user has given to a reward of their own stays theirs."""
+        for name, reward in found.items():
+            self.setdefault(name, reward)
 
 
 REWARDS = Rewards({name: rules.per_text(rule) for name, rule in RULES.items()})
@@ -106,7 +107,7 @@ def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Rewa
     fns: dict[str, Reward] = {}
     for spec in terminal.parts(names) if isinstance(names, str) else map(str.strip, names):
         name, settings = split_settings(spec)
-        found = {name: REWARDS[name]} if name in REWARDS else {}
+        found = {name: REWARDS[name]} if name in REWARDS else {}  # which loads its file
         known: dict[str, Any] = ELSEWHERE | REWARDS | found | FROM_MODELS | from_models
         fn = known.get(name)
         if settings or not callable(fn):

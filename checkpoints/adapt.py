@@ -49,9 +49,8 @@ def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> 
         mean = rows.mean(0)
         return jnp.concatenate([rows, jnp.repeat(mean[None], extra, 0)]).at[mask_id].set(mean)
 
-    shapes = model.shapes(cfg)["blocks"][0]
-    biases = {name: shape for name, shape in shapes.items() if name.endswith("_bias")}
-    # Each layer gets arrays of its own: an update gives all its memory away, and may do so only once for each array.
-    blocks = [{name: jnp.zeros(shape) for name, shape in biases.items()} | w for w in params["blocks"]]
+    shapes = {name: shape for name, shape in model.shapes(cfg)["blocks"][0].items() if name.endswith("_bias")}
+    # Each layer gets arrays of its own: an update donates all parameters, and XLA refuses to take an array twice.
+    blocks = [{name: jnp.zeros(shape) for name, shape in shapes.items()} | w for w in params["blocks"]]
     head = {} if cfg.tie_embeddings else {"head": with_mask(params["head"].T).T}
     return params | head | {"embed": with_mask(params["embed"]), "blocks": blocks}, cfg

@@ -562,13 +562,14 @@ def parse_arguments(argv):
         if not word.startswith(DASHES) and (not equals or word.endswith(".py")):
             files.append(word)
             continue
-        if without_model(name) in args:
-            raise ValueError(f"--{without_model(name)} is given twice")
+        bare = without_model(name)
+        if bare in args:
+            raise ValueError(f"--{bare} is given twice")
         if word in ("--resume", "--eval_only"):
             text = "True"
         elif word != f"--{name}={text}":
             misspelt.append(f"{word}: write it as --{name}=VALUE")
-        args[without_model(name)] = text
+        args[bare] = text
     refuse_unknown(args)  # first: somebody who types --beta 0.1 needs our name for it
     if misspelt:
         raise ValueError("; ".join(misspelt))

@@ -183,15 +183,15 @@ def move_aside(out_dir: str) -> bool:
 
 
 def to_evaluate(cfg: Config, folder: str | None) -> Config:
-    """Return cfg for an evaluation of a folder, of which only the weights count. It is said which keys with a file name
-    differ from those of the run that wrote it; LoRA and few bits are read from there unless other ones are given."""
+    """Return cfg for an evaluation of a folder, of which only the weights count. A line is printed if keys of variants
+    differ from those of the run that wrote it."""
     if not folder:
         raise ValueError(f"eval_only=True: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
     was, now = checkpoint.read_run(folder).get("config", {}), config.flatten(cfg)
-    free = [key for key in {*was, *now} if "." not in key or key.startswith("model.")]
-    free += [key for key in was if key not in now and file_of(key) in ("lora", "quantized")]
+    # Left out: keys of the core, of the model, and of what only training uses; LoRA and bits, read from the folder.
     of_training = cfg.loss_type, cfg.logp_est, was.get("loss_type"), was.get("logp_est")
-    free += [key for key in {*was, *now} if file_of(key) in of_training]
+    free = [key for key in {*was, *now} if "." not in key or key.startswith("model.") or file_of(key) in of_training]
+    free += [key for key in was if key not in now and file_of(key) in ("lora", "quantized")]
     if was.get("objective") == cfg.objective and (other := changed_keys(cfg, was, FREE + free)):
         print(f"{folder} is evaluated with other keys than it was trained with: {other}")
     return dataclasses.replace(cfg, use=tuple(s for s in cfg.use if not s.freezes), ema_decay=None)

@@ -122,8 +122,10 @@ class Remote:
 
 
 class Method:
-    """A method of a stub that a test is about to call. One question looks it up and calls it, unless its arguments ask
-    something first: then it is looked up before that, as always in Python."""
+    """A method of a stub that a test is about to call, when its arguments are known.
+
+    The call is one question, which looks the method up and calls it. But Python looks up first: if the arguments ask
+    the other end something, the peer, whose `awaits_call` this is, has it looked up before that question."""
 
     def __init__(self, stub, name):
         self.stub, self.name, self.peer, self.error = stub, name, stub._peer, None
@@ -141,9 +143,10 @@ class Method:
         with self.peer.one_caller:
             if self.peer.awaits_call is self:
                 self.peer.awaits_call = None
-                called, self.found = self.peer.call("call_method", (self.stub, self.name, *args), named)
-                if called is True:
-                    return self.found
+                is_method, found = self.peer.call("call_method", (self.stub, self.name, *args), named)
+                if is_method is True:
+                    return found  # what the method returned
+                self.found = found
         if self.error:
             raise self.error
         return self.found(*args, **named)
