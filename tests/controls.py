@@ -12,13 +12,17 @@ at its end is used for the other seeds. Stop it at any time; the same command go
 import argparse
 import csv
 import datetime
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def rates(*tried):
@@ -48,12 +52,15 @@ METHODS = {
                         "--adv_baseline=none --adv_norm=none",
                         {"sudoku": rates("3e-4", "1e-3", "3e-3"), "countdown": rates("1.5e-4", "5e-4", "1.5e-3")}),
     "both signs": Method("both signs", "--adv_negative=1",
-                         {"sudoku": rates("3e-5", "1e-4", "3e-4", "1e-3")}),
+                         {"sudoku": rates("3e-5", "1e-4", "3e-4", "1e-3"),
+                          "countdown": rates("5e-5", "1.5e-4", "5e-4")}),
     "paper": Method("both signs, token ratio, clip 0.2: GRPO without its KL",
                     "--adv_negative=1 --ratio_level=token",
-                    {"sudoku": rates("3e-5", "1e-4", "3e-4", "1e-3"), "countdown": rates("1.5e-4")}),
+                    {"sudoku": rates("3e-5", "1e-4", "3e-4", "1e-3"),
+                     "countdown": rates("5e-5", "1.5e-4", "5e-4")}),
     "with KL": Method("the same with a KL of 0.04: GRPO",
-                      "--adv_negative=1 --ratio_level=token --kl_beta=0.04", {"sudoku": rates("1e-4", "3e-4", "1e-3")}),
+                      "--adv_negative=1 --ratio_level=token --kl_beta=0.04",
+                      {"sudoku": rates("1e-4", "3e-4", "1e-3"), "countdown": rates("5e-5", "1.5e-4", "5e-4")}),
     "GDSD": Method("both signs, regression, GDSD's constants",
                    f"{REGRESSION} --adv_norm=none --regress.scale=1 --regress.clip=5e-5",
                    {"sudoku": rates("1e-4", "3e-4", "1e-3")}),
