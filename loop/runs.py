@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import dataclasses
 import fcntl
+import importlib.util
 import json
 import os
 import re
@@ -55,6 +56,17 @@ def prepare_process() -> None:
         raise failures.without_device(e) from None
     jax.config.update("jax_compilation_cache_dir", cache_folder())
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def spare_autotuning(cfg: Config) -> None:
+    """Let XLA take the first kernel of each product on an NVIDIA GPU, if the run begins with a new model that is small,
+    unless XLA_FLAGS are set. On an H200, the README's first command takes 127 s so; XLA's search for the fastest
+    kernels had not let it end its first iterations after 216 s. Call it before JAX starts."""
+    first = config.base_runs(cfg)[-1]
+    n_params = 12 * first.model.n_layer * first.model.d_model**2  # in the blocks, roughly
+    on_gpu = any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin")))
+    if on_gpu and not first.init_from and n_params < 1_000_000:
+        os.environ.setdefault("XLA_FLAGS", "--xla_gpu_autotune_level=0")
 
 
 def keep_memory():

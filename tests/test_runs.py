@@ -415,6 +415,23 @@ def test_used_memory_is_not_given_back():
     assert int(out) < 1000  # pages of 4 KB; given back and asked for again it were 40,000
 
 
+@pytest.mark.parametrize("plugin, argv, flags, left_to_xla", [
+    ("jax_cuda12_plugin", ["config/sudoku_grpo.py"], None, "--xla_gpu_autotune_level=0"),
+    ("jax_cuda13_plugin", ["config/countdown_grpo.py"], None, "--xla_gpu_autotune_level=0"),
+    ("jax_cuda12_plugin", ["config/sudoku_grpo.py"], "", ""),  # the user's own
+    ("jax_cuda12_plugin", ["config/sudoku9_grpo.py"], None, None),  # large enough
+    ("jax_cuda12_plugin", ["config/sudoku_grpo.py", "--init_from=out/other"], None, None),  # of unknown size
+    ("jax", ["config/sudoku_grpo.py"], None, None),
+])  # fmt: skip
+def test_a_gpu_searches_no_kernels_for_a_new_small_model(plugin, argv, flags, left_to_xla, monkeypatch):
+    monkeypatch.setattr(runs.importlib.util, "find_spec", lambda name: name == plugin or None)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    if flags is not None:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+    runs.spare_autotuning(config.load(argv))
+    assert os.environ.pop("XLA_FLAGS", None) == left_to_xla
+
+
 def test_a_run_with_a_key_that_is_gone_is_not_continued_as_another():
     was = {"dataset": "sudoku", "step_baseline": 0.5, "kl_in_reward": False, "min_p": None}
     with pytest.raises(ValueError, match=r"was run with step_baseline=0.5, .* its model opens as init_from"):
