@@ -52,8 +52,8 @@ METHODS = {
                         "--adv_baseline=none --adv_norm=none",
                         {"sudoku": rates("3e-4", "1e-3", "3e-3"), "countdown": rates("1.5e-4", "5e-4", "1.5e-3")}),
     "both signs": Method("both signs", "--adv_negative=1",
-                         {"sudoku": rates("3e-5", "1e-4", "3e-4", "1e-3"),
-                          "countdown": rates("5e-5", "1.5e-4", "5e-4")}),
+                         # Countdown has one update for each rollout: a ratio would be 1, as in GRPO without its KL.
+                         {"sudoku": rates("3e-5", "1e-4", "3e-4", "1e-3")}),
     "paper": Method("both signs, token ratio, clip 0.2: GRPO without its KL",
                     "--adv_negative=1 --ratio_level=token",
                     {"sudoku": rates("3e-5", "1e-4", "3e-4", "1e-3"),
@@ -149,7 +149,7 @@ def run_all(options):
             for method, (_, _, tried) in METHODS.items():
                 if method in GONE:
                     continue
-                settings = tried.get(task, ()) if first else filter(None, [best_setting(results, task, method)])
+                settings = tried.get(task, ()) if first else [*filter(None, [best_setting(results, task, method)])]
                 for seed in [0] if first else range(1, options.seeds):
                     wanted += [(task, method, setting, str(seed)) for setting in settings]
         wanted = [key for key in wanted if key not in results]

@@ -4,6 +4,7 @@ import sys
 import types
 
 import compare
+import controls
 import numpy as np
 import pytest
 import scipy.stats
@@ -72,3 +73,16 @@ def test_runs_are_found_again_and_show_starts_none(tmp_path):
     failed = subprocess.run([*command, "--flags=--group_size=1", "--seeds=2"], capture_output=True, text=True)
     assert failed.returncode == 1 and "Traceback" not in failed.stderr
     assert "group_size=1 " in failed.stderr and "python train.py config/sudoku_d1_grpo.py" in failed.stderr
+
+
+def test_all_seeds_of_a_control_run_with_the_best_setting_of_seed_0(monkeypatch):
+    results, asked = {}, []
+    monkeypatch.setattr(controls, "METHODS", {"one": controls.Method("", "", {"sudoku": ["--top_k=1", "--top_k=2"]})})
+    monkeypatch.setattr(controls, "kept", lambda: dict(results))
+    monkeypatch.setattr(controls, "keep", lambda key, *_: results.update({key: {"sampled after": key[2][-1]}}))
+    monkeypatch.setattr(compare, "run_all", lambda jobs, options: asked.append([job.out for job in jobs]))
+    controls.run_all(types.SimpleNamespace(tasks="sudoku", seeds=3, out="out", machine=""))
+    assert [[name.removeprefix("out/sudoku-") for name in names] for names in asked] == [
+        ["base-0"], ["one-1-0", "one-2-0"], ["base-1", "base-2"], ["one-2-1", "one-2-2"]]  # fmt: skip
+    program = "import sys; sys.path.insert(0, 'tests'); import controls, compare"  # as `python tests/controls.py` does
+    subprocess.run([sys.executable, "-P", "-c", program], check=True)
