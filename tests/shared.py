@@ -52,6 +52,14 @@ def slow(*case):
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
+def refused(said, call, *given, **keys):
+    """Assert that call(*given, **keys) raises a ValueError, and that its message is one line and says this."""
+    __tracebackhide__ = True
+    with pytest.raises(ValueError, match=said) as e:
+        call(*given, **keys)
+    assert "\n" not in str(e.value), e.value
+
+
 def compiled(f):
     """Compile a function whole: op by op, a first call compiles some hundred small programs."""
     settings = {"cfg", "start", "length", "chunk", "say", "n"} & inspect.signature(f).parameters.keys()
@@ -85,6 +93,11 @@ def far(params, by):
     return jax.tree.map(lambda w: jax.numpy.asarray(moved(w)), params)
 
 
+def but_mask(logits, mask_id=308):
+    """Leave out the logits of the mask, which each program bans in its own way."""
+    return np.delete(np.asarray(logits), mask_id, -1)
+
+
 def sharp(cfg, seed, sure=25):
     """Params whose distributions are far from uniform, and differ with the position and what stands around it."""
     params = init(jax.random.key(seed), cfg)
@@ -92,15 +105,35 @@ def sharp(cfg, seed, sure=25):
     return params | {"head": params["head"] * sure, "embed": params["embed"] * 8, "blocks": blocks}
 
 
-def random_torch(config):
-    """A model of transformers, far from its initialization, where scores are too small for a cap and biases 0."""
+def random_torch(kind, **shape):
+    """A small model of transformers, far from its initialization, where scores are too small for a cap and biases 0."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
+    small = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, tie_word_embeddings=False)  # fmt: skip
+    config = transformers.AutoConfig.for_model(kind, **small | shape)
     theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for p in theirs.parameters():
             p += 0.2 * torch.randn_like(p)
     return theirs
+
+
+@functools.cache
+def fixture(name):
+    """Open a small model of another program's code -> its params, its ModelConfig, what that code makes of it."""
+    folder = f"tests/fixtures/{name}"
+    return *checkpoint.load(folder), np.load(f"{folder}/expected.npz")
+
+
+def torch_logits(theirs, z, seen=None, **more):
+    """Logits (B, T, V) of a model of transformers. seen (B or 1, T, T): who sees whom; None: as its code has it."""
+    torch = pytest.importorskip("torch")
+    if seen is not None:
+        mask = np.where(np.broadcast_to(seen, (len(z), *seen.shape[1:])), 0, -1e30).astype(np.float32)
+        more["attention_mask"] = torch.tensor(mask[:, None])
+    with torch.no_grad():
+        return theirs(torch.tensor(np.asarray(z)), **more).logits.numpy()
 
 
 def write_rows(folder, more=lambda prompt: {}, order=range(100)):
@@ -145,7 +178,13 @@ def flat(tree):
 def lines(out_dir, name="metrics.jsonl"):
     """Read a log of a run."""
     with open(os.path.join(out_dir, name)) as f:
-        return [json.loads(line) for line in f]
+        return [json.loads(line, parse_constant=pytest.fail) for line in f]  # NaN and Infinity are not JSON
+
+
+def page_data(path):
+    """Read the JSON in a page."""
+    with open(path, encoding="utf-8") as f:
+        return json.loads(f.read().split('type="application/json">')[1].split("</script>")[0])
 
 
 def on_devices(n, **more):
@@ -162,6 +201,21 @@ def elsewhere(n, program, *arguments):
                           env=on_devices(n, PYTHONPATH=os.getcwd()))  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def completed(capsys, *arguments):
+    """Run sample.py in this process -> its exit code, stdout, stderr."""
+    from tools import complete  # which imports variants, that other tests want to see imported when they are needed
+
+    code = complete.main([*arguments])
+    return code, *capsys.readouterr()
+
+
+def without(hidden, *arguments):
+    """Run Python where these packages or modules cannot be imported -> the process that has ended."""
+    env = {k: v for k, v in os.environ.items() if k != "UNMASK_ORACLES"}
+    env |= {"UNMASK_HIDDEN": hidden, "PYTHONPATH": "tests/hidden"}
+    return subprocess.run([sys.executable, *map(str, arguments)], env=env, capture_output=True, text=True)
 
 
 def left(out_dir):
@@ -189,16 +243,16 @@ def batches_of(task, policy, key, **more):
     return [(b, {} if i else notes) for i, b in enumerate(made)] or [(None, notes)]
 
 
-def as_iterate(batches):
-    """Make Task.iterate of a generator of what `batches_of` returns."""
-    def iterate(policy, key, update, **more):
-        found = {}
-        for batch, notes in batches(policy, key, **more):
-            found |= notes
-            if batch is not None:
-                update(batch)
-        return found
-    return iterate
+def watch(monkeypatch, objective, each):
+    """Call each(start, state, batch) at every minibatch of a run, and learn from the batch that it returns, if any."""
+    made = rl.OBJECTIVES[objective]
+
+    def watched(cfg, tok, start):
+        task = made(cfg, tok, start)
+        return task._replace(iterate=lambda state, key, update, **more: task.iterate(
+            state, key, lambda batch: update(each(start, state, batch) or batch), **more))  # fmt: skip
+
+    monkeypatch.setitem(rl.OBJECTIVES, objective, watched)
 
 
 def facts(tok):

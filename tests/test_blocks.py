@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import shared
-from shared import batches_of, close, far, likelihood, logits_of, loss, noise_of, token_logp, view_logp
+from shared import batches_of, close, far, likelihood, logits_of, loss, noise_of, refused, slow, token_logp, view_logp
 from shared import views as draw_views
 
 import config
@@ -18,18 +18,17 @@ import model
 import rl
 import sample
 import train
-from checkpoints import checkpoint, huggingface
+from checkpoints import huggingface
 from checkpoints.adapt import adapt
 from loop import runs
 from loop.setup import prepare
 from tools import complete
 from variants import blocks, estimators, lora  # noqa: F401
 
-SDAR, FAST = "tests/fixtures/sdar", "tests/fixtures/fastdllm2"
+SDAR, FAST = "sdar", "fastdllm2"
 KEY = jax.random.key(0)
 CFG = shared.shape(vocab_size=5, n_layer=2, n_head=2, d_model=16, d_ff=32, **{"blocks.block": 2}, qk_norm=True,
-                   mask_id=4,
-                        eos_id=3)  # fmt: skip
+                   mask_id=4, eos_id=3)  # fmt: skip
 FAR = far(model.init(KEY, CFG), 0.3)  # sure of something
 X = jax.random.randint(jax.random.key(1), (3, 6), 0, 4)
 
@@ -38,21 +37,11 @@ def of(**switches):
     return shared.changed(CFG, **switches)
 
 
-@functools.cache
-def fixture(folder):
-    return *checkpoint.load(folder), np.load(f"{folder}/expected.npz")
-
-
-def but_mask(x, mask_id=308):
-    return np.delete(np.asarray(x), mask_id, -1)
-
-
-@pytest.mark.parametrize("folder, kind", [(SDAR, "odd"), (FAST, "full"), *(pytest.param(*x, marks=pytest.mark.slow)
-                                          for x in ((SDAR, "full"), (FAST, "odd")))])  # fmt: skip
+@pytest.mark.parametrize("folder, kind", [(SDAR, "odd"), (FAST, "full"), slow(SDAR, "full"), slow(FAST, "odd")])
 def test_logits_equal_those_of_the_original_code(folder, kind):
-    params, cfg, e = fixture(folder)
+    params, cfg, e = shared.fixture(folder)
     ours, theirs = logits_of(params, e[f"ids_{kind}"], cfg), e[f"logits_{kind}"]
-    close(but_mask(ours[:, 1:]), but_mask(theirs[:, :-1] if cfg.shift else theirs[:, 1:]))
+    close(shared.but_mask(ours[:, 1:]), shared.but_mask(theirs[:, :-1] if cfg.shift else theirs[:, 1:]))
 
 
 def test_shares_of_masks_are_spread_evenly_over_all_blocks_of_a_batch():
@@ -62,7 +51,7 @@ def test_shares_of_masks_are_spread_evenly_over_all_blocks_of_a_batch():
 
 
 def test_the_loss_of_a_noisy_copy_beside_the_clean_one_equals_sdars():
-    params, cfg, e = fixture(SDAR)
+    params, cfg, e = shared.fixture(SDAR)
     labels = e["train_labels"]
     weight = e["train_hole"] / np.where(e["train_p"], e["train_p"], 1) / (labels != -100).sum()
     z, weight = e["train_noisy"][:, None], weight.astype(np.float32)[:, None]
@@ -85,8 +74,7 @@ def alone(params, x, M, cfg, valid=None):
 
 
 @pytest.mark.parametrize("switches, quick", [(dict(shift=True), True), *(
-    pytest.param(more, False, marks=pytest.mark.slow)
-    for more in (dict(), dict(shift=True), dict(**{"gemma.window": 3}), dict(n_layer=9, shift=True)))])  # fmt: skip
+    slow(more, False) for more in (dict(), dict(shift=True), {"gemma.window": 3}, dict(n_layer=9, shift=True)))])
 def test_one_clean_copy_serves_all_views_as_a_pass_for_every_block_does(switches, quick):
     cfg, valid = of(**switches), jnp.arange(6) >= jnp.array([[0], [1], [2]])  # padding: columns are no positions
     M = valid[:, None] & (jax.random.uniform(KEY, (3, 4, 6)) < 0.6)
@@ -129,8 +117,7 @@ def exact_bound(params, x, cfg):
     return (share * logp[np.arange(len(M)), at]).sum()
 
 
-@pytest.mark.parametrize("b, paired", [(2, True), *(pytest.param(*x, marks=pytest.mark.slow)
-                                                    for x in ((2, False), (3, False), (3, True)))])  # fmt: skip
+@pytest.mark.parametrize("b, paired", [(2, True), slow(2, False), slow(3, False), slow(3, True)])
 def test_the_loss_is_on_average_the_exact_bound(b, paired):
     cfg, x = of(**{"blocks.block": b}), X[0, :5]
     rows = jnp.tile(x, (2048, 1))
@@ -177,7 +164,7 @@ def test_a_shifted_block_whose_other_tokens_are_drawn_at_once_needs_one_view():
 
 @pytest.mark.slow
 def test_trace_gives_the_log_probs_of_sdars_sampler_on_its_canvas():
-    params, cfg, e = fixture(SDAR)
+    params, cfg, e = shared.fixture(SDAR)
     for r in range(5):
         x, step = jnp.array(e[f"canvas_{r}"])[None], jnp.array(e[f"canvas_step_{r}"])[None]
         M, w, _ = draw_views(KEY, "trace", step >= 0, step=step, n=4, cfg=cfg)
@@ -201,9 +188,9 @@ def canvas(e, setting, cfg, pad):
 SETTINGS = ["s4_static", "s2_static", "s1_static", "s4_dynamic", "s2_dynamic"]
 
 
-@pytest.mark.parametrize("setting", [pytest.param(s, marks=pytest.mark.slow) for s in SETTINGS[:-1]] + SETTINGS[-1:])
+@pytest.mark.parametrize("setting", [*map(slow, SETTINGS[:-1]), SETTINGS[-1]])
 def test_tokens_and_passes_equal_those_of_sdars_sampler(setting):
-    params, cfg, e = fixture(SDAR)
+    params, cfg, e = shared.fixture(SDAR)
     z, valid, texts = canvas(e, setting, cfg, 304)
     plan = sample.Plan(rule="quota" if "static" in setting else "dynamic", steps=int(setting[1]), cache="prefix",
                        threshold=float(e["threshold"]))  # fmt: skip
@@ -222,7 +209,7 @@ def test_tokens_and_passes_equal_those_of_sdars_sampler(setting):
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["s2_static", "s4_dynamic"])
 def test_a_text_stops_where_sdars_does_after_the_block_with_the_end(setting):
-    params, cfg, e = fixture(SDAR)
+    params, cfg, e = shared.fixture(SDAR)
     text, plan = e[f"stop_1_{setting}"], sample.Plan(rule="quota" if "static" in setting else "dynamic", cache="prefix",
                                                      steps=int(setting[1]), early_end=True, threshold=0.4)  # fmt: skip
     z = np.pad(e["prompt_1"], (0, len(text) - len(e["prompt_1"])), constant_values=cfg.mask_id)
@@ -234,7 +221,7 @@ def test_a_text_stops_where_sdars_does_after_the_block_with_the_end(setting):
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["t1_sb8", "t1_sb4", "tau_sb8", "tau_sb4", "tau_sb4_cache", "tau_sb2_cache"])
 def test_tokens_and_passes_equal_those_of_fast_dllm_v2(setting):
-    params, cfg, e = fixture(FAST)
+    params, cfg, e = shared.fixture(FAST)
     z, valid, texts = canvas(e, setting, cfg, 304)
     kind, part, *cached = setting.split("_")
     plan = sample.Plan(rule="dynamic", threshold=1.0 if kind == "t1" else float(e["threshold"]),
@@ -256,8 +243,7 @@ def samples(plan, group=1, **switches):
 
 
 @pytest.mark.parametrize("switches, caches", [(dict(), ["prefix"]), *(
-    pytest.param(more, ["prefix", "none"], marks=pytest.mark.slow)
-    for more in (dict(), dict(shift=True, **{"blocks.block": 4})))])  # fmt: skip
+    slow(more, ["prefix", "none"]) for more in (dict(), {"shift": True, "blocks.block": 4}))])
 def test_trace_scores_what_was_sampled_and_the_cache_of_finished_blocks_changes_nothing(switches, caches):
     cfg, texts = of(**switches), []
     for cache in caches:
@@ -277,11 +263,10 @@ def test_what_blocks_do_not_go_with_is_refused():
     run = config.Config(max_new_tokens=8, block_len=3, model=of(**{"blocks.block": 4}))
     with pytest.raises(ValueError, match="block_len=3: expected a divisor of blocks.block=4"):
         config.check_model(run, run.model, "here")  # and not only at the first evaluation
-    with pytest.raises(ValueError, match="causal=True and blocks.Shape exclude each other"):
-        of(causal=True, shift=True)
+    refused("causal=True and blocks.Shape exclude each other", of, causal=True, shift=True)
 
 
-@pytest.mark.parametrize("new", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 13))])
+@pytest.mark.parametrize("new", [5, slow(3), slow(13)])
 def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, capsys):
     _, cfg = shared.byte_model(tmp_path, **{"blocks.block": 4}, qk_norm=True)
     run = config.Config(max_prompt_len=3, max_new_tokens=new, cache="prefix", model=cfg)
@@ -311,8 +296,7 @@ def base(tmp_path_factory):
     shared.write_rows(folder)
     shape = shared.shape(n_layer=1, n_head=2, d_model=32, **{"blocks.block": 4}, qk_norm=True)
     keys = shared.SECONDS | dict(max_iters=60, eval_interval=60, cache="prefix")
-    run = shared.run(**keys, dataset=str(folder), paired=True,
-                        out_dir=f"{folder}/out", learning_rate=3e-3, model=shape)  # fmt: skip
+    run = shared.run(**keys, dataset=str(folder), paired=True, out_dir=f"{folder}/out", learning_rate=3e-3, model=shape)
     train.train(run)
     return folder
 
@@ -324,9 +308,8 @@ def test_a_block_model_learns_and_is_measured(base):
     assert losses[-1] < losses[0] - 1 and "val/nelbo" in rows[-1]
 
 
-TUNINGS = [dict(logp_est=name) for name in diffusion.ESTIMATORS if name != "exact"] + [
-    dict(**{"lora.rank": 2}, kl_beta=0.1),
-    dict(fill_in=True), dict(logp_chunk=4)]  # fmt: skip
+TUNINGS = [dict(logp_est=name) for name in diffusion.ESTIMATORS if name != "exact"]
+TUNINGS += [{"lora.rank": 2, "kl_beta": 0.1}, dict(fill_in=True), dict(logp_chunk=4)]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 import shared
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from shared import refused
 
 import config
 import data
@@ -226,8 +227,7 @@ def test_one_message_gives_our_names_for_every_key_of_another_programs_command(f
 @pytest.mark.parametrize("offers, key", [(diffusion.ESTIMATORS, "logp_est"), (grpo.LOSSES, "loss_type"),
                                          (grpo.KLS, "kl_est"), (data.CHAT, "texts.chat_template")])  # fmt: skip
 def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key, monkeypatch):
-    with pytest.raises(ValueError, match=f"{key.removeprefix('texts.')}='mine': one of .*, {[*offers][-1]}"):
-        shared.run(**{key: "mine"})
+    refused(f"{key.removeprefix('texts.')}='mine': one of .*, {[*offers][-1]}", shared.run, **{key: "mine"})
     monkeypatch.setitem(offers, "mine", lambda *_: None)
     assert config.flatten(shared.run(**{key: "mine"}))[key] == "mine"
     text = help.help_text(everything=True)  # which loads all variants, so that their names are there, too
@@ -342,6 +342,7 @@ def test_what_can_only_mean_one_thing_is_taken_for_it(file):
     assert config.load([file, "--resume"]).resume and config.load(["--eval_only", file]).eval_only
     assert config.load([file, "--max_iters=1e3"]).max_iters == 1000 and config.load([file, "--seed=2E1"]).seed == 20
     assert "expected a whole number" in message(file, "--max_iters=1.5") + message(file, "--max_iters=1e-3")
+    assert config.load(["config/sudoku_grpo.py", "--early_end=true", "--resume=false"]).early_end
 
 
 @pytest.mark.parametrize("typed, said", [
@@ -506,22 +507,17 @@ def test_help_ignores_all_other_arguments(argv, monkeypatch, capsys):
 
 
 def test_sections_are_used_where_their_keys_belong():
-    for made, kind in ((lambda: config.Config(use=(gemma.Shape(),)), "Keys"),
-                       (lambda: model.ModelConfig(use=(lora.Keys(),)), "Shape")):  # fmt: skip
-        with pytest.raises(ValueError, match=rf"a tuple with {kind} of files of variants/, as in use=\(FILE.{kind}"):
-            made()
-    with pytest.raises(ValueError, match="has the Keys of a file twice"):
-        config.Config(use=(lora.Keys(), lora.Keys(rank=4)))
+    for made, section, kind in (config.Config, gemma.Shape(), "Keys"), (model.ModelConfig, lora.Keys(), "Shape"):
+        refused(rf"a tuple with {kind} of files of variants/, as in use=\(FILE.{kind}", made, use=(section,))
+    refused("has the Keys of a file twice", config.Config, use=(lora.Keys(), lora.Keys(rank=4)))
 
 
 def test_two_variants_of_one_part_of_a_model_are_refused_in_any_order():
+    shape, said, block = model.ModelConfig, "exclude each other", (blocks.Shape(),)
     for use in ((gemma.Shape(), moe.Shape()), (moe.Shape(), gemma.Shape())):
-        with pytest.raises(ValueError, match="gemma.Shape and moe.Shape exclude each other in a model: both say what"):
-            model.ModelConfig(use=use)
-    with pytest.raises(ValueError, match="causal=True and blocks.Shape exclude each other .* what its mask is"):
-        model.ModelConfig(causal=True, shift=True, use=(blocks.Shape(),))
-    with pytest.raises(ValueError, match="mask='causal' and blocks.Shape exclude each other"):
-        model.ModelConfig(mask="causal", use=(blocks.Shape(),))
+        refused(f"gemma.Shape and moe.Shape {said} in a model: both say what", shape, use=use)
+    refused(f"causal=True and blocks.Shape {said} .* what its mask is", shape, causal=True, shift=True, use=block)
+    refused(f"mask='causal' and blocks.Shape {said}", shape, mask="causal", use=block)
 
 
 def test_a_model_says_what_it_is():
@@ -530,14 +526,10 @@ def test_a_model_says_what_it_is():
     assert model.ModelConfig(shift=True).read == "shifted"
     causal = model.ModelConfig(causal=True, shift=True)
     assert (causal.mask, causal.read) == ("causal", "causal")
-    with pytest.raises(ValueError, match=r"mlp='moe' needs use=\(moe.Shape\(\),\)"):
-        model.ModelConfig(mlp="moe")
-    with pytest.raises(ValueError, match="mlp='gemma' needs .*without it, set mlp='dense'"):
-        dataclasses.replace(cfg, use=())
-    with pytest.raises(ValueError, match="read='causal' and shift=True exclude each other"):
-        dataclasses.replace(causal, causal=False)
-    with pytest.raises(ValueError, match="mask='near': one of all"):
-        model.ModelConfig(mask="near")
+    refused(r"mlp='moe' needs use=\(moe.Shape\(\),\)", model.ModelConfig, mlp="moe")
+    refused("mlp='gemma' needs .*without it, set mlp='dense'", dataclasses.replace, cfg, use=())
+    refused("read='causal' and shift=True exclude each other", dataclasses.replace, causal, causal=False)
+    refused("mask='near': one of all", model.ModelConfig, mask="near")
 
 
 def test_a_key_is_typed_with_the_name_of_its_file(tmp_path):
@@ -553,8 +545,7 @@ def test_a_key_is_typed_with_the_name_of_its_file(tmp_path):
     both = config.load(["config/sudoku_grpo.py", "--base.blocks.block=4", "--logp_views=2"])
     assert both.base == ("blocks.block=4",) and both.model.block == 4 == config.base_run(both).model.block
     assert config.load([*recipe, "--blocks.block=2"]).model.use == (blocks.Shape(2),)
-    with pytest.raises(ValueError, match="gemma.window=0 must be at least 1"):
-        shared.shape(**{"gemma.window": 0})
+    refused("gemma.window=0 must be at least 1", shared.shape, **{"gemma.window": 0})
 
 
 def test_a_key_that_is_not_there_answers_with_those_that_are(file, tmp_path):
@@ -564,22 +555,21 @@ def test_a_key_that_is_not_there_answers_with_those_that_are(file, tmp_path):
     assert "'block_causal': it is now blocks.block" in message(file, "--model.block_causal=3")
     assert "expected True or False; what was factor is now --factor.limit=2" in message(file, "--factor=2")
     assert "'use': there is no such thing here: a variant is put in use by a key" in message(file, "--use=lora")
-    old = written(tmp_path, "config = Config(lora_rank=3)", "old.py")
-    assert "lora_rank is now lora.rank: Config(use=(lora.Keys(rank=...),))" in message(old)
-    old = written(tmp_path, "config = Config(budget=3.0)", "old.py")
-    assert "budget is now entropy.budget: Config(use=(rules.Entropy(budget=...),))" in message(old)
-    old = written(tmp_path, "config = Config(**{'lora.rank': 3})", "old.py")
-    assert "lora.rank is of a variant, lora: Config(use=(lora.Keys(rank=...),))" in message(old)
-    old = written(tmp_path, "config = Config(model=ModelConfig(block_causal=3))", "old.py")
-    assert "block_causal is now blocks.block: ModelConfig(use=(blocks.Shape(block=...),))" in message(old)
+    for old, said in {
+        "lora_rank=3": "lora_rank is now lora.rank: Config(use=(lora.Keys(rank=...),))",
+        "budget=3.0": "budget is now entropy.budget: Config(use=(rules.Entropy(budget=...),))",
+        "**{'lora.rank': 3}": "lora.rank is of a variant, lora: Config(use=(lora.Keys(rank=...),))",
+        "model=ModelConfig(block_causal=3)":
+            "block_causal is now blocks.block: ModelConfig(use=(blocks.Shape(block=...),))",
+    }.items():
+        assert said in message(written(tmp_path, f"config = Config({old})", "old.py"))
 
 
 def test_a_typed_key_counts_also_if_it_is_the_default():
     shape = model.ModelConfig(n_head=8, use=(moe.Shape(experts_per_token=4),))
     for typed, there in (("moe.experts_per_token=2", "moe.experts_per_token=4"), ("n_head=4", "n_head=8")):
         asked = config.override(config.Config(), dict([typed.split("=")]))
-        with pytest.raises(ValueError, match=f"{typed}, but the model there has {there}"):
-            config.check_model(asked, shape, "there")
+        refused(f"{typed}, but the model there has {there}", config.check_model, asked, shape, "there")
     config.check_model(config.override(config.Config(), {"moe.experts_per_token": "4"}), shape, "there")
 
 
@@ -621,13 +611,6 @@ def test_a_run_of_older_code_goes_on_whose_loss_had_a_file_of_its_own(loss, used
         assert same_run.changed_keys(cfg, was | {"loss_type": loss}, same_run.FREE) == ""
 
 
-def test_a_system_prompt_without_a_template_is_refused():
-    with pytest.raises(ValueError,
-                       match="system_prompt='Add.': how it is written is up to the model, so set texts.chat"):
-        shared.run(**{"texts.system_prompt": "Add."})
-    assert shared.run(**{"texts.system_prompt": "Add.", "texts.chat_template": "chatml"}).use[0].system_prompt == "Add."
-
-
 @pytest.mark.parametrize("line, name", [
     ("--moe.n_experts=4 --mlp=dense", "mlp=dense"), ("--blocks.block=2 --mask=all", "mask=all"),
     ("--lora.rank=16 --lora=False", "lora.rank=16"), ("--moe=False --moe.n_experts=4", "moe=False"),
@@ -641,11 +624,7 @@ def test_a_typed_key_on_which_another_has_the_last_word_is_refused(file, line, n
     ("--factor.limit=2", "the keys of factor change nothing here, they are for rule='factor'"),
     ("--entropy.budget=0.3", "the keys of entropy change nothing here, they are for rule='entropy'"),
     ("--judge.n_rows=9", "the keys of judge change nothing here, they are for objective='judge'"),
-    ("--threshold=0.5", "threshold=0.5 changes nothing here, it is for rule='threshold' or 'dynamic'")])  # fmt: skip
+    ("--threshold=0.5", "threshold=0.5 changes nothing here, it is for rule='threshold' or 'dynamic'"),
+    ("--texts.system_prompt=Add.", "system_prompt='Add.': how it is written is up to the model, so set texts.chat")])
 def test_typed_keys_of_a_choice_that_was_not_made_are_refused(typed, said):
-    with pytest.raises(ValueError, match=said):
-        config.load(["config/sudoku_grpo.py", typed])
-
-
-def test_true_may_be_written_in_small_letters():
-    assert config.load(["config/sudoku_grpo.py", "--early_end=true", "--resume=false"]).early_end
+    refused(said, config.load, ["config/sudoku_grpo.py", typed])

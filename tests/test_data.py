@@ -17,6 +17,7 @@ import pytest
 import shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import refused, slow
 
 import config
 import data
@@ -74,12 +75,9 @@ def read(tmp_path, row):
 # ---- finding and preparing ----
 
 def test_an_unknown_name_is_answered_with_the_known_names():
-    with pytest.raises(ValueError, match="no data set 'sudoko': did you mean 'sudoku'.*code, countdown, .*words"):
-        data.load("sudoko", "train")
-    with pytest.raises(ValueError, match="no data set ''"):
-        data.load("", "train")
-    with pytest.raises(ValueError, match="no split 'test': train or val"):
-        data.load("sudoku", "test")
+    refused("no data set 'sudoko': did you mean 'sudoku'.*code, countdown, .*words", data.load, "sudoko", "train")
+    refused("no data set ''", data.load, "", "train")
+    refused("no split 'test': train or val", data.load, "sudoku", "test")
 
 
 PREPARE = f"""
@@ -126,21 +124,18 @@ def test_a_data_set_is_made_on_first_use_and_only_then(toy, capfd):
     assert data.tokenizer("toy").vocab_size == 262 and (toy / "runs").read_text() == runs
     (toy / "train.jsonl").unlink()
     (toy / "prepare.py").write_text("raise SystemExit('no disk')")
-    with pytest.raises(ValueError, match="prepare.py failed, for the reason above"):
-        data.load("toy", "train")
+    refused("prepare.py failed, for the reason above", data.load, "toy", "train")
 
 
 def test_where_the_clone_is_read_only_a_data_set_says_what_to_do(toy, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with pytest.raises(ValueError, match="toy cannot be written, .*: copy the project to a folder of your own"):
-        data.load("toy", "train")
+    refused("toy cannot be written, .*: copy the project to a folder of your own", data.load, "toy", "train")
     assert data.prepare(toy.parent) == toy.parent
 
 
 def test_a_folder_that_makes_a_model_is_no_data_set_and_is_made_once(toy, monkeypatch):
     monkeypatch.setattr(data, "MODELS", {"toy"})
-    with pytest.raises(ValueError, match="no data set 'toy'"):
-        data.load("toy", "train")
+    refused("no data set 'toy'", data.load, "toy", "train")
     (toy / "config.json").touch()
     data.prepare(toy)
     assert not (toy / "runs").exists()
@@ -170,8 +165,7 @@ def test_an_evaluation_set_is_read_from_a_package_that_is_not_imported(
     monkeypatch.setattr(subprocess, "run", None)  # it is made now
     (made,) = data.load(name, "val")
     assert found.items() <= made.items()
-    with pytest.raises(ValueError, match="no training rows"):
-        data.load(name, "train")
+    refused("no training rows", data.load, name, "train")
 
 
 # ---- the user's own ----
@@ -190,8 +184,7 @@ def test_the_last_5_percent_are_held_out_where_there_is_no_val(tmp_path):
             assert data.load(folder, "train") == ROWS and data.load(folder, "val") == ROWS[:3]
     path = file(tmp_path, "one.jsonl", jsonl(ROWS[:1]))
     assert data.load(path, "train") == ROWS[:1]
-    with pytest.raises(ValueError, match="one.jsonl has a single row.*give a val.jsonl"):
-        data.load(path, "val")
+    refused("one.jsonl has a single row.*give a val.jsonl", data.load, path, "val")
     for content in {"prompts": ["a", "b"]}, ["a", "b"], {"prompts": [{"prompt": "a"}, "b"]}:
         file(tmp_path, "p.json", json.dumps(content))
         assert data.read_rows(tmp_path / "p.json") == [{"prompt": "a"}, {"prompt": "b"}]
@@ -220,8 +213,7 @@ def test_the_tokenizer_of_a_folder_is_its_own_or_bytes_and_a_prepare_of_somebody
     file(tmp_path, "prepare.py", "raise SystemExit('run!')")
     assert len(data.load(tmp_path, "train")) == 38
     os.remove(path)
-    with pytest.raises(ValueError, match="no training rows.*found prepare.py"):
-        data.load(tmp_path, "train")
+    refused("no training rows.*found prepare.py", data.load, tmp_path, "train")
 
 
 # ---- the formats ----
@@ -271,8 +263,7 @@ def test_rows_of_the_known_formats_are_recognised(row, ours, tmp_path):
 def test_other_data_sets_are_answered_with_the_keys_that_name_their_columns(row, names, ours, tmp_path):
     path = file(tmp_path, "a.jsonl", jsonl([row, row]))
     said = f"line 1: no prompt; .*found {', '.join(row)}; for other names train.py has --texts.prompt_key=COL"
-    with pytest.raises(ValueError, match=said):
-        data.load(path, "train")
+    refused(said, data.load, path, "train")
     assert ours.items() <= data.load(path, "train", names)[0].items()
 
 
@@ -310,8 +301,7 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n
 ])
 def test_what_cannot_be_read_is_answered_with_what_was_expected(tmp_path, name, content, message):
     content = json.dumps(content) if isinstance(content, dict) else content
-    with pytest.raises(ValueError, match=message):
-        data.load(file(tmp_path, name, content), "train")
+    refused(message, data.load, file(tmp_path, name, content), "train")
 
 
 def test_messages_before_a_prompt_need_a_chat_template():
@@ -369,8 +359,7 @@ def test_a_data_set_and_a_model_of_the_hub_are_found_in_its_cache(hub):
     assert [row["answer"] for row in data.load("openai/gsm8k", "val")] == ["5", "6"]
     assert len(data.load("openai/gsm8k/socratic", "train")) == 2 and data.tokenizer("openai/gsm8k").vocab_size == 259
     hub("dataset", "a/b", {"x/train.jsonl": jsonl(raw), "y/train.jsonl": jsonl(raw)})
-    with pytest.raises(ValueError, match="several parts: add one to the name, as in ORG/NAME/y; there are x, y"):
-        data.load("a/b", "train")
+    refused("several parts: add one to the name, as in ORG/NAME/y; there are x, y", data.load, "a/b", "train")
     where = hub("model", "GSAI-ML/tiny", {"config.json": lambda path: tiny.checkpoint(path.parent, "llada")})
     assert find_or_train("GSAI-ML/tiny", None) == f"{where}/"
     with pytest.raises(ValueError, match="'GSAI-ML/other' is nothing here, and as a model of huggingface.co it can"):
@@ -406,8 +395,7 @@ def test_parquet_is_read_where_pyarrow_is_installed(hub, tmp_path, monkeypatch):
     (row,) = made[countdown_tasks]
     assert row.pop("prompt").startswith("Make 98 from the numbers [44, 19, 35]: write one arithmetic expression in ")
     assert row == {"numbers": [44, 19, 35], "target": 98, "difficulty": 3}
-    with pytest.raises(ValueError, match="broken.parquet cannot be read: "):
-        data.load(file(tmp_path, "broken.parquet", b"PAR1"), "train")
+    refused("broken.parquet cannot be read: ", data.load, file(tmp_path, "broken.parquet", b"PAR1"), "train")
 
 
 def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_path, monkeypatch):
@@ -415,8 +403,7 @@ def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_
     with pytest.raises(ValueError, match="x.parquet: Parquet is read by the package pyarrow: pip install pyarrow"):
         data.load(file(tmp_path, "x.parquet", b"PAR1"), "train")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ValueError, match="'x-org/y' is nothing here, and as a dataset of .*install huggingface_hub"):
-        data.load("x-org/y", "train")
+    refused("'x-org/y' is nothing here, and as a dataset of .*install huggingface_hub", data.load, "x-org/y", "train")
     for prepare, said in (gsm8k, "train.jsonl and test.jsonl .* into "), (acecode, "put rows .*into "), (
             countdown_tasks, "put rows .*into "):  # fmt: skip
         monkeypatch.setattr(prepare, "data", data, raising=False)
@@ -512,8 +499,7 @@ def test_an_instruction_stands_before_every_prompt_in_its_turn():
     ("own", CHATTY, "chat_template='own': one of None, .*texts.instruction writes any turn"),
 ])
 def test_a_template_that_the_model_was_not_taught_is_refused(name, tok, message):
-    with pytest.raises(ValueError, match=message):
-        data.chat(name, None, tok)
+    refused(message, data.chat, name, None, tok)
 
 
 @pytest.mark.parametrize("name", "train.jsonl tokenizer.json tokenizer_config.json vocab.json".split())
@@ -540,17 +526,18 @@ def test_gemmas_template_is_its_own():
     assert "user\nBe brief.\n\n2+3<end_of_turn>" in data.chat("gemma", "Be brief.", tok)("2+3")
 
 
-def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
-    path = file(tmp_path, "mine.jsonl", jsonl(ROWS))
-    cfg = shared.run(dataset=path, max_prompt_len=120, **{"texts.chat_template": "chatml",
-                                                          "texts.system_prompt": "Add.",
-                        "texts.instruction": "Now: "})
-    read = encoded_texts.encode_split(cfg, CHATTY, "train")
-    assert "<|im_start|>user\nNow: 0+1=<|im_end|>" in CHATTY.decode(read.tokens[0], specials=True)
-    assert CHATTY.decode(read.tokens[0], specials=True).count("<|im_start|>system\nAdd.<|im_end|>\n") == 1
-    assert read.rows[0]["prompt"] == "0+1="  # what rewards see
-    with pytest.raises(ValueError, match="chat_template='own': .*texts.instruction writes any turn"):
-        shared.run(**{"texts.chat_template": "own"})
+def test_a_run_puts_its_prompts_and_what_was_said_before_them_into_its_chat_template(tmp_path):
+    keys = {"texts.chat_template": "chatml", "texts.system_prompt": "Add.", "texts.instruction": "Now: "}
+    said, asked = "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+    chat = {"prompt": [turn("system", "Add."), turn("user", "1+1")], "completion": "2"}
+    for rows, more, prompt in ((ROWS, keys, "Now: 0+1="), ([chat] * 3, {"texts.chat_template": "chatml"}, "1+1")):
+        cfg = shared.run(dataset=file(tmp_path, "mine.jsonl", jsonl(rows)), max_prompt_len=120, **more)
+        for learnt in True, False:  # prompts of GRPO, too
+            read = encoded_texts.encode_split(cfg, CHATTY, "train", with_completions=learnt)
+            written = CHATTY.decode(read.tokens[0, :120], specials=True).replace("<|pad|>", "")
+            assert written == said + prompt + asked
+            assert read.rows[0]["prompt"] == prompt.removeprefix("Now: ")  # what rewards see
+    refused("chat_template='own': .*texts.instruction writes any turn", shared.run, **{"texts.chat_template": "own"})
 
 
 @settings(max_examples=25, deadline=None)
@@ -580,8 +567,7 @@ def test_a_data_set_is_the_same_in_every_process():
 
 
 @pytest.mark.parametrize("name, least", [
-    ("grammar", 20_000), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("sudoku", 50_000), ("countdown", 35_000), ("code", 1500), ("words", 20_000)))])  # fmt: skip
+    ("grammar", 20_000), slow("sudoku", 50_000), slow("countdown", 35_000), slow("code", 1500), slow("words", 20_000)])
 def test_a_data_set_has_many_rows_and_none_is_in_both_splits(name, least):
     text = lambda row: row["prompt"] or row["completion"]
     train, val = ({text(row) for row in build(name)[split]} for split in ("train", "val"))
@@ -604,15 +590,8 @@ def test_every_sudoku_has_exactly_one_solution_and_its_grid_is_in_one_split():
     assert sorted(levels) == list(range(4, 13))
 
 
-def test_a_sudoku_is_right_if_the_whole_grid_is_and_keeps_the_given_cells():
-    row = build("sudoku", 20)["val"][0]
-    prompt, grid = row["prompt"], row["completion"]
-    other = grid.translate(str.maketrans("1234", "2341"))  # a valid grid, but not of this puzzle
-    assert rules.sudoku_all(grid, prompt) and rules.sudoku_all(other, "." * 16 + ":")
-    for wrong in other, grid[:-1], grid + "1", grid[:-1] + "5", "", "1" * 16, grid.replace("1", "١"), "1234" * 4:
-        assert not rules.sudoku_all(wrong, prompt)
-    assert not rules.sudoku_all("1234" * 4, "." * 16 + ":")
-    row = sudoku_grid.in_place(row)  # a mask for each empty cell
+def test_a_sudoku_that_is_filled_in_place_has_a_mask_for_each_empty_cell():
+    row = sudoku_grid.in_place(build("sudoku", 20)["val"][0])
     assert row["prompt"] == "" and row["masked"].count("<|mask|>") == row["difficulty"] == row["puzzle"].count(".")
     assert len(data.Tokenizer.bytes().encode(row["masked"], specials=True)) == 16 == len(row["completion"])
     for reward in "sudoku", "sudoku_all":
@@ -822,16 +801,6 @@ def test_a_python_without_its_library_is_told_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(SystemExit, match="too few sources.*--dataset=FILE.txt"):
         text.documents()
-
-
-def test_prompts_of_grpo_keep_the_messages_before_them(tmp_path):
-    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
-    row = {"prompt": turns, "completion": "2"}
-    rows = file(tmp_path, "mine.jsonl", jsonl([row] * 3))
-    cfg = shared.run(dataset=rows, max_prompt_len=120, **{"texts.chat_template": "chatml"})
-    wanted = "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n"
-    asked = encoded_texts.encode_split(cfg, CHATTY, "train", with_completions=False)
-    assert CHATTY.decode(asked.tokens[0, :120], specials=True).replace("<|pad|>", "") == wanted
 
 
 def test_preferences_without_the_objective_of_a_judge_are_told_of_it():

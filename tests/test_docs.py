@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import shared
 import tables
+from shared import refused
 
 import config
 import diffusion
@@ -272,8 +273,7 @@ def test_the_attention_of_the_page_is_a_variant_that_adds_its_mask(monkeypatch):
     far = model.attention_mask(cfg, None, z)(0).mask
     assert far[0].tolist() == (np.abs(np.subtract.outer(np.arange(4), np.arange(4))) < 2).tolist()
     assert model.attention_mask(model.ModelConfig(), None, z)(0).mask is None and cfg.mask == "local"
-    with pytest.raises(ValueError, match="blocks.Shape and local.Shape exclude each other"):
-        model.ModelConfig(use=(local.Shape(), blocks.Shape()))
+    refused("blocks.Shape and local.Shape exclude each other", model.ModelConfig, use=(local.Shape(), blocks.Shape()))
 
 
 def test_the_step_of_the_page_changes_advantages(monkeypatch):
@@ -292,16 +292,14 @@ def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):
     file = tmp_path / "config.json"
     theirs = json.loads(file.read_text()) | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     file.write_text(json.dumps(theirs))
-    with pytest.raises(ValueError, match="known families"):
-        checkpoint.load(tmp_path)
+    refused("known families", checkpoint.load, tmp_path)
     added("checkpoints/families.py", families, "FAMILIES")
     for file_of_ours in (foreign, huggingface):
         monkeypatch.setattr(file_of_ours, "FAMILIES", families.FAMILIES)
     opened, shape = checkpoint.load(tmp_path)
     assert shape.causal and jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), opened, params))
     file.write_text(json.dumps(theirs | {"sliding_window": 4096}))
-    with pytest.raises(ValueError, match="sliding_window=4096"):
-        checkpoint.load(tmp_path)
+    refused("sliding_window=4096", checkpoint.load, tmp_path)
 
 
 def test_the_page_has_no_other_examples():

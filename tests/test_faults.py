@@ -2,7 +2,6 @@
 import collections
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ import sys
 import pytest
 import shared
 from faults import KINDS, Disk, Killed, faulty
-from shared import left
+from shared import left, write_rows
 from test_train import written
 
 import model
@@ -25,10 +24,9 @@ pytestmark = pytest.mark.usefixtures("one_step_for_all_runs")
 def whole(tmp_path_factory):
     """The run without a fault: its Config, and what it leaves."""
     folder = tmp_path_factory.mktemp("whole")
-    rows = [{"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]} for i in range(40)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder)
     shape = model.ModelConfig(n_layer=1, n_head=1, d_model=4, d_ff=4)
-    cfg = shared.run(out_dir=f"{folder}/out", dataset=f"{folder}/rows.jsonl", max_prompt_len=3, max_new_tokens=4,
+    cfg = shared.run(out_dir=f"{folder}/out", dataset=str(folder), max_prompt_len=3, max_new_tokens=4,
                         max_iters=4, batch_size=4, eval_interval=2, eval_size=2, save_interval=2, log_interval=1,
                         **{"runs.log_samples": 0}, diffusion_steps=1, **{"checkpoint.keep": 1}, warmup_iters=0,
                         model=shape)  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 import shared
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from shared import all_paths, slow
+from shared import all_paths, refused, slow
 
 import config
 import diffusion
@@ -152,8 +152,7 @@ def test_without_a_baseline_every_right_completion_counts_the_same():
     keys = dict(objective="grpo", init_from="a", adv_baseline="none")
     config.Config(**keys, adv_norm="none")
     for wrong in ({"adv_norm": "group"}, {"adv_norm": "batch", "reward_norm": "each"}):
-        with pytest.raises(ValueError, match="takes a reward as it is: set adv_norm='none'"):
-            config.Config(**keys | wrong)
+        refused("takes a reward as it is: set adv_norm='none'", config.Config, **keys | wrong)
 
 
 def test_completions_without_opinions_are_left_out_and_a_single_opinion_gives_no_advantage():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import shared
-from shared import byte_model
+from shared import byte_model, refused
 
 import config
 import data
@@ -22,6 +22,9 @@ from tools import complete
 from variants import judge
 
 TOK = Tokenizer.bytes()
+CHATTY = Tokenizer(TOK.vocab, {text: 256 + i for i, text in enumerate((
+    "<|mask|>", "<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>"))},
+    {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"})  # fmt: skip
 IDS = dict(vocab_size=259, mask_id=TOK.mask_id, eos_id=TOK.eos_id, pad_id=TOK.pad_id)
 CFG = shared.shape(n_layer=1, n_head=2, d_model=16, **IDS)
 init = jax.jit(model.init, static_argnames=("cfg", "n_out"))  # one program instead of twenty
@@ -53,10 +56,7 @@ def test_the_reward_is_the_sigmoid_of_the_models_score():
 
 def test_judge_and_coherence_read_a_prompt_as_the_policy_does(tmp_path):
     """In the template of the run, with its first token and the messages before it; they read the bare prompt before."""
-    roles = {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"}
-    tok = Tokenizer({bytes([b]): b for b in range(256)}, {name: 256 + i for i, name in enumerate(
-        [*roles.values(), "<|im_start|>", "<|im_end|>"])}, roles=roles)  # fmt: skip
-    cfg = dataclasses.replace(CFG, vocab_size=261)
+    tok, cfg = CHATTY, dataclasses.replace(CFG, vocab_size=261)
     params, scorer = (init(jax.random.key(0), cfg, n_out=n) for n in (None, 1))
     row = {"prompt": "2+3", "messages_before": [{"role": "user", "content": "add"}]}
     asked = [row["prompt"]], ["5"], [row["messages_before"]]
@@ -121,8 +121,7 @@ def test_a_judge_is_loaded_from_its_folder_and_says_how_good_it_is(tmp_path, cap
 def test_a_denoiser_is_no_judge_but_measures_coherence_for_runs_that_start_from_it(tmp_path):
     params = init(jax.random.key(0), CFG)
     folder = str(saved(tmp_path, params, CFG))
-    with pytest.raises(ValueError, match=f"judge_from='{folder}' is not a judge, as its head has not width 1"):
-        model_judge.load(folder)
+    refused(f"judge_from='{folder}' is not a judge, as its head has not width 1", model_judge.load, folder)
     cfg = dataclasses.replace(config.Config(), init_from=folder, model=CFG)
     made = model_judge.rewards_of(cfg, TOK, ("coherence",))
     assert made["coherence"](["p"], ["text"]) == model_judge.coherence(params, CFG, TOK)(["p"], ["text"])
@@ -131,8 +130,7 @@ def test_a_denoiser_is_no_judge_but_measures_coherence_for_runs_that_start_from_
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
     small = SCORER | {"embed": SCORER["embed"][:200]}
     cfg = dataclasses.replace(CFG, vocab_size=200, mask_id=5, eos_id=None, pad_id=None)
-    with pytest.raises(ValueError, match="ids up to 258, its model only 200"):
-        model_judge.load(saved(tmp_path, small, cfg))
+    refused("ids up to 258, its model only 200", model_judge.load, saved(tmp_path, small, cfg))
 
 
 def test_coherence_of_a_uniform_model_is_minus_log_v_and_of_blank_text_the_floor():
@@ -143,7 +141,7 @@ def test_coherence_of_a_uniform_model_is_minus_log_v_and_of_blank_text_the_floor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shift", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("shift", [False, True])
 def test_coherence_of_a_text_is_the_same_in_every_row_and_behind_any_padding(shift):
     cfg = shared.shape(n_layer=1, n_head=2, d_model=16, shift=shift, qkv_bias=shift, **IDS)
     params = model.init(jax.random.key(3), cfg) | {"head": jax.random.normal(jax.random.key(4), (16, 259))}
@@ -197,8 +195,7 @@ def test_every_second_text_is_refilled_by_a_generator_if_there_is_one():
 def test_preferences_of_the_user_are_taken_as_they_are():
     p = judge.make_pairs([{"prompt": "p", "chosen": "a", "rejected": "b"}], 0)
     assert (p.better, p.worse) == (["a"], ["b"])
-    with pytest.raises(ValueError, match="prompt, answer"):
-        judge.make_pairs([{"prompt": "p", "answer": "a"}], 0)
+    refused("prompt, answer", judge.make_pairs, [{"prompt": "p", "answer": "a"}], 0)
     with pytest.raises(ValueError, match="write rows with a score as such pairs"):  # its completion may be a bad one
         judge.make_pairs([{"prompt": "p", "completion": "a", "score": 0.25}], 0)
 
@@ -227,25 +224,15 @@ def test_a_judge_is_no_language_model(tmp_path, capsys):
     assert complete.main([folder, "--prompt=a"]) == 2 and "is a judge" in capsys.readouterr().err
     tuned = config.Config(objective="grpo", init_from=folder, rewards=("exact",), kl_beta=0.1, ref_from=folder,
                           model=shape)  # fmt: skip
-    with pytest.raises(ValueError, match="is a judge: its head gives a text one number"):
-        setup.open_model(tuned, folder, False)
-    with pytest.raises(ValueError, match="is a judge: its head gives a text one number"):
-        reference.load(tuned)
+    refused("is a judge: its head gives a text one number", setup.open_model, tuned, folder, False)
+    refused("is a judge: its head gives a text one number", reference.load, tuned)
     setup.open_model(config.Config(objective="judge", init_from=folder), folder, False)
 
 
 def test_a_judge_without_a_pair_says_so(tmp_path):
     (tmp_path / "mine.jsonl").write_text(3 * '{"prompt": "a:", "completion": ""}\n')
     cfg = config.Config(objective="judge", dataset=str(tmp_path / "mine.jsonl"))
-    with pytest.raises(ValueError, match="mine.jsonl/train: no pair is left"):
-        judge.judge_task(cfg, Tokenizer.bytes(), None)
-
-
-CHATTY = Tokenizer(
-    Tokenizer.bytes().vocab,
-    {text: 256 + i for i, text in enumerate(("<|mask|>", "<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>"))},
-    {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"},
-)
+    refused("mine.jsonl/train: no pair is left", judge.judge_task, cfg, Tokenizer.bytes(), None)
 
 
 def test_a_generator_of_worse_texts_is_prompted_as_it_was_taught(monkeypatch):

@@ -15,7 +15,7 @@ import shared
 if __name__ == "__main__":  # this file is also the program that they run, with more devices: see `elsewhere`
     import conftest  # noqa: F401
 
-from shared import byte_model, elsewhere, write_rows
+from shared import byte_model, elsewhere, refused, write_rows
 
 import config
 import data
@@ -30,9 +30,8 @@ from system import placement, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=8, batch_size=8, eval_interval=4, eval_size=6,
-           **{"runs.log_samples": 0},
-           save_interval=4, log_interval=1, diffusion_steps=4, warmup_iters=2, **{"checkpoint.keep": 9},
-           lr_schedule="constant")  # fmt: skip
+           save_interval=4, log_interval=1, diffusion_steps=4, warmup_iters=2, lr_schedule="constant",
+           **{"runs.log_samples": 0, "checkpoint.keep": 9})  # fmt: skip
 GRPO = dict(objective="grpo", init_from="base", rewards=("r.py:letters",), group_size=4, batch_size=6, logp_views=2,
             logp_est="trace", ratio_level="token", adv_negative=1.0)  # fmt: skip
 KINDS = {
@@ -117,8 +116,7 @@ def test_every_matrix_is_split_and_an_axis_that_does_not_divide_its_side_moves_t
 
 
 def test_a_mesh_of_too_many_devices_is_refused():
-    with pytest.raises(ValueError, match=r"mesh=\(2, 2, 2\) is of 8 devices, and there are 1: .* --mesh=1,1,1"):
-        sharding.use((2, 2, 2))
+    refused(r"mesh=\(2, 2, 2\) is of 8 devices, and there are 1: .* --mesh=1,1,1", sharding.use, (2, 2, 2))
     assert sharding.use(None).__class__.__name__ == "nullcontext" and sharding.round_up(5) == 5
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import shared
 from browser import needs_browser
+from shared import completed, logits_of, page_data, refused, slow
 
 import data
 import model
@@ -29,9 +30,8 @@ KINDS = {"plain": PLAIN} | {name: shared.changed(PLAIN, **changes) for name, cha
     "shifted": dict(shift=True, qkv_bias=True, n_head=4, n_kv_head=2, d_head=6, d_ff=21),
     "tied": dict(tie_embeddings=True, qk_norm=True, **{"rope.scaling": (8.0, 1.0, 4.0, 16.0)}),
     "causal": dict(causal=True, shift=True),
-    "blocks": dict(**{"blocks.block": 4})}.items()}  # fmt: skip
+    "blocks": {"blocks.block": 4}}.items()}  # fmt: skip
 HOSTILE = "</script><script>alert(1)</script> <!-- $& %data% %model% ' \" \\ é 日本 \u2028 _ 3_1"
-LOGITS = jax.jit(model.logits, static_argnames="cfg")
 
 
 def in_16_bits(params):
@@ -70,11 +70,10 @@ TEXTS = [[65, 66, MASK, MASK, 67, MASK, MASK, MASK, 48, 49, MASK], [MASK] * 11, 
 
 
 @needs_browser
-@pytest.mark.parametrize("kind", [k if k in ("plain", "causal") else pytest.param(k, marks=pytest.mark.slow)
-                                  for k in KINDS])  # fmt: skip
+@pytest.mark.parametrize("kind", [kind if kind in ("plain", "causal") else slow(kind) for kind in KINDS])
 def test_logits_are_those_of_jax(kind, browser, all_kinds):
     one, n = all_kinds[kind], [*KINDS].index(kind)
-    for z, expected in zip(TEXTS, LOGITS(one.params, jnp.array(TEXTS), one.cfg), strict=True):
+    for z, expected in zip(TEXTS, logits_of(one.params, jnp.array(TEXTS), one.cfg), strict=True):
         code = f"runs[{n}].model.logits({z}, {[*range(len(z))]}).map(row => [...row])"
         np.testing.assert_allclose(browser.run(code), expected, atol=1e-3)
         assert np.std(np.delete(expected, MASK, 1)) > 1
@@ -138,7 +137,7 @@ def test_the_rest_is_filled_with_ends_of_text(browser, tmp_path):
 @needs_browser
 def test_tokens_are_drawn_as_often_as_they_are_probable(browser, all_kinds):
     z, n = [65, MASK, 67], 2000
-    p = np.asarray(jax.nn.softmax(LOGITS(all_kinds["plain"].params, jnp.array([z]), PLAIN)[0, 1] / 1.3))
+    p = np.asarray(jax.nn.softmax(logits_of(all_kinds["plain"].params, jnp.array([z]), PLAIN)[0, 1] / 1.3))
     code = f"""Array.from({{length: {n}}}, (_, seed) => {{ const s = begin({z}, seed, {MASK});
         fillStep(runs[0].model, s, {{...data.plan, temperature: 1.3}}); return s.z[1] }})"""
     count = np.bincount(browser.run(code), minlength=259)
@@ -149,7 +148,7 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(browser, all_kinds):
 
 
 @needs_browser
-@pytest.mark.parametrize("kind", ["bytes", pytest.param("trained", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["bytes", slow("trained")])
 def test_texts_become_the_tokens_of_the_tokenizer_and_back(kind, browser, tmp_path):
     tok = TOK if kind == "bytes" else learn.tokenizer([HOSTILE, "the other thing 123 123\n    then"] * 9, 300)
     shown(browser, tmp_path / "tokens.html", [loaded("plain", tok=tok)], n_new=5)
@@ -349,24 +348,13 @@ def folder(tmp_path):
     return str(tmp_path / "tiny_grpo")
 
 
-def run(capsys, *arguments):
-    code = complete.main(list(arguments))
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def content_of(path):
-    text = open(path, encoding="utf-8").read()
-    return json.loads(text.split('type="application/json">')[1].split("</script>")[0])
-
-
 def test_sample_py_writes_the_page_of_a_run_with_its_held_out_rows(folder, capsys, tmp_path):
     target = f"{tmp_path}/new/play.html"
     second = f"{folder}/step-000003"
-    code, out, err = run(capsys, folder, second, f"--page={target}", "--rule=threshold", "--seed=7")
+    code, out, err = completed(capsys, folder, second, f"--page={target}", "--rule=threshold", "--seed=7")
     assert code == 0 and "step-000003" in err
     assert out == f"{target}: open it in a browser\n"
-    content = content_of(target)
+    content = page_data(target)
     assert [spec["name"] for spec in content["models"]] == ["tiny_grpo/step-000003"] * 2 and content["seed"] == 7
     assert page.names_of(["out/a/step-000003", "out/b"]) == ["a", "b"]
     assert (content["plan"]["order"], content["plan"]["rule"], content["plan"]["steps"]) == ("margin", "threshold", 4)
@@ -374,20 +362,20 @@ def test_sample_py_writes_the_page_of_a_run_with_its_held_out_rows(folder, capsy
     assert len(rows) == 100 and content["exact"] and content["n_new"] == 16 and content["longest"] == 33
     assert all(row["prompt"].count(".") == 12 and len(row["answer"]) == 16 for row in rows)
     assert not re.search(r"(src|href)=|url\(|@import", open(target).read().split("<body>")[0])
-    code, _, err = run(capsys, folder, f"--page={target}")
+    code, _, err = completed(capsys, folder, f"--page={target}")
     assert code == 2 and "is there already, and nothing is overwritten" in err
 
 
 def test_rows_come_from_a_file_and_a_model_without_a_run_has_none(folder, capsys, tmp_path):
     (tmp_path / "my.jsonl").write_text('{"prompt": "1", "answer": 2}\n')
-    assert run(capsys, folder, f"--page={tmp_path}/1.html", f"--data={tmp_path}/my.jsonl")[0] == 0
-    assert content_of(f"{tmp_path}/1.html")["rows"] == [{"prompt": "1", "answer": "2", "holes": False}]
+    assert completed(capsys, folder, f"--page={tmp_path}/1.html", f"--data={tmp_path}/my.jsonl")[0] == 0
+    assert page_data(f"{tmp_path}/1.html")["rows"] == [{"prompt": "1", "answer": "2", "holes": False}]
     (tmp_path / "tiny_grpo/step-000003/run.json").write_text(json.dumps({"config": SUDOKU | {"dataset": "not there"}}))
-    code, _, err = run(capsys, folder, f"--page={tmp_path}/2.html")
+    code, _, err = completed(capsys, folder, f"--page={tmp_path}/2.html")
     assert code == 0 and "the page has no held-out rows, --data=FILE gives it some (no data set 'not there'" in err
     (tmp_path / "tiny_grpo/step-000003/run.json").unlink()
-    code, _, err = run(capsys, folder, f"--page={tmp_path}/3.html")
-    content = content_of(f"{tmp_path}/3.html")
+    code, _, err = completed(capsys, folder, f"--page={tmp_path}/3.html")
+    content = page_data(f"{tmp_path}/3.html")
     assert code == 0 and content["rows"] == [] and not content["exact"] and content["n_new"] == 128
 
 
@@ -399,7 +387,7 @@ def test_rows_come_from_a_file_and_a_model_without_a_run_has_none(folder, capsys
     (["out/other"], "error: only --page=FILE.html takes a second folder, to show two models side by side\n"),
 ])  # fmt: skip
 def test_flags_that_the_page_does_not_have_are_refused(folder, capsys, tmp_path, arguments, message):
-    code, out, err = run(capsys, folder, *(word.replace("X", f"{tmp_path}/x.html") for word in arguments))
+    code, out, err = completed(capsys, folder, *(word.replace("X", f"{tmp_path}/x.html") for word in arguments))
     assert code == 2 and message in err and not (tmp_path / "x.html").exists()
 
 
@@ -422,6 +410,5 @@ def test_models_that_the_page_cannot_run_are_refused(tmp_path):
         ([one._replace(trained={"texts.instruction": "Add."})], "texts.instruction=Add., which the page lacks"),
         ([one._replace(params=jax.tree.map(lambda w: w * 1e6, one.params))], "weights that float16 cannot hold"),
     ]:
-        with pytest.raises(ValueError, match=re.escape(message)):
-            page.write(f"{tmp_path}/x.html", models, setting, [])
+        refused(re.escape(message), page.write, f"{tmp_path}/x.html", models, setting, [])
     assert not (tmp_path / "x.html").exists()

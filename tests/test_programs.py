@@ -31,11 +31,6 @@ LONG = "\u00e9" * 80
 FUTURE = "from __future__ import annotations\n\ndef add(a, b): return a + b\n"
 
 
-def code_format(text):
-    """Return programs.fenced of one text."""
-    return programs.fenced([""], [text])[0]
-
-
 @pytest.mark.parametrize("prompt, completion, entry, code", [
     (BODY, "a + b", "add", BODY + "a + b"),                                     # the body of the prompt's function,
     (BODY, "a + b", None, BODY + "a + b"),                                      # which is found without its name
@@ -148,19 +143,19 @@ def test_no_source_breaks_or_stalls_the_parser(name):
     text, started = HOSTILE[name], time.process_time()
     assert programs.syntax([CHAT], [text])[0] in (-1, 0, 1)
     assert 0 <= programs.quality([CHAT], [text])[0] <= 1
-    assert code_format(f"```\n{text}\n```") in (0, 0.5, 1)
+    assert programs.fenced([""], [f"```\n{text}\n```"])[0] in (0, 0.5, 1)
     assert programs.program(BODY, text, "add")
     assert time.process_time() - started < 5
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.text() | st.lists(st.sampled_from(["def add(", "a", ":", "\n", "    ", "```", "'''", "#", "(", "}", "\\",
-"class ", "=",
-                                             "f'{", "lambda", "\0", "async ", "@"])).map("".join))
+@given(st.text() | st.lists(st.sampled_from([
+    "def add(", "a", ":", "\n", "    ", "```", "'''", "#", "(", "}", "\\", "class ", "=", "f'{", "lambda", "\0", "async ",
+    "@"])).map("".join))
 def test_any_text_has_a_syntax_a_quality_and_a_format(text):
     assert programs.syntax([BODY], [text])[0] in (-1, 0, 1)
     assert 0 <= programs.quality([BODY], [text])[0] <= 1
-    assert code_format(text) in (0, 0.5, 1)
+    assert programs.fenced([""], [text])[0] in (0, 0.5, 1)
     assert programs.balanced(text) in (True, False)
 
 
@@ -169,7 +164,7 @@ def test_any_text_has_a_syntax_a_quality_and_a_format(text):
     ("x = 1", 0), ("```python\nx = 1", 0), ("```\n\n```", 0), ("```\n# nothing\n```", 0.5),
     ("```\nx = 1\n```\n```\ny = 2\n```", 0), ("", 0), ("``` x = 1 ```", 0)])
 def test_format_is_one_fenced_block_that_parses(text, worth):
-    assert code_format(text) == worth
+    assert programs.fenced([""], [text]) == [worth]
 
 
 def test_fenced_tests_are_paid_only_where_the_format_is_right_and_run_the_block_by_itself():

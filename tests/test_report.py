@@ -1,5 +1,4 @@
 """loop/report.py: pages that fetch nothing, show what the logs say, and take texts as text."""
-import json
 import os
 import re
 import types
@@ -7,6 +6,7 @@ import types
 import numpy as np
 import pytest
 from browser import needs_browser
+from shared import page_data
 
 import config
 from checkpoints import checkpoint
@@ -34,14 +34,8 @@ def cfg(tmp_path):
     return cfg
 
 
-def content(path):
-    """What a page knows, from the JSON in it."""
-    text = open(path, encoding="utf-8").read()
-    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.S)[1])
-
-
 def page_of(cfg):
-    return content(f"{cfg.out_dir}/report.html")
+    return page_data(f"{cfg.out_dir}/report.html")
 
 
 def test_a_log_with_a_number_that_is_not_finite_has_the_other_points_of_its_curve(cfg):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import refused
 
 import config
 import rewards
@@ -26,11 +27,9 @@ NAMES = """syntax tests tests_all quality performance format fenced exact contai
 xml_soft xml_strict xml_int xml_answer tests_fenced
 countdown sudoku sudoku_all length diversity passes reasoning safety coherence judge""".split()
 CODE = "def add(a, b):\n    return "
-COLUMNS = {"answer": ["5", "5"], "tests": [["assert add(2, 3) == 5"]] * 2,
-"reference": ["def add(a, b): return a + b"] * 2,
-           "pattern": ["5"] * 2, "keywords": [["5"]] * 2, "numbers": [[2, 3]] * 2, "target": [5] * 2,
-           "max_length": [10] * 2, "tokens_per_pass": [4.0, 1.5],
-           "puzzle": ["3.2..1........43"] * 2}
+COLUMNS = {"answer": ["5", "5"], "tests": [["assert add(2, 3) == 5"]] * 2, "pattern": ["5"] * 2,
+           "reference": ["def add(a, b): return a + b"] * 2, "keywords": [["5"]] * 2, "numbers": [[2, 3]] * 2,
+           "target": [5] * 2, "max_length": [10] * 2, "tokens_per_pass": [4.0, 1.5], "puzzle": ["3.2..1........43"] * 2}
 
 
 def of_rows(*values):
@@ -58,6 +57,8 @@ def test_a_reward_that_loads_later_is_in_the_dict_and_leaves_one_of_that_name_al
                 f"rewards.REWARDS[{name!r}] = mine = lambda prompts, completions: [7.0] * len(completions)\n"
                 f"rewards.resolve({before!r}); assert rewards.resolve({name!r})[{name!r}] is mine")  # fmt: skip
         assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
+    with pytest.raises(KeyError):
+        REWARDS["nothing"]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("judge", "coherence")])
@@ -67,29 +68,27 @@ def test_blank_text_earns_nothing_anywhere(name):
 
 
 def test_scores_may_be_anything_in_an_order():
-    for scores in ([1, 2], (1, 2), {"a": 1, "b": 2}.values(), np.array([1, 2]), jnp.array([1, 2])):
-        fn = lambda prompts, completions, scores=scores: scores
-        assert combine({"r": fn}, None, ["p"] * 2, ["a"] * 2, {})[0].tolist() == [1, 2]
+    for scores in ([1, 2], (1, 2), {"a": 1, "b": 2}.values(), np.array([1, 2]), np.float32([1, 2]), jnp.array([1, 2]),
+                   jnp.array([1.0, 2.0]), [True, np.float64(2)]):  # fmt: skip
+        assert one(lambda prompts, completions, scores=scores: scores, "x", "y") == [1, 2]
 
 
 @pytest.mark.parametrize("name, good, bad, worth", [
     ("syntax", "x = 1", "x =", [1, -1]), ("tests", CODE + "a + b", CODE + "a", [1, 0]), ("exact", "5", "6", [1, 0]),
     ("tests_all", CODE + "a + b", CODE + "a", [1, 0]), ("performance", "def add(a, b): return a + b", "", [1, 0]),
     ("fenced", "```\nx = 1\n```", "```\nx =\n```", [1, 0.5]), ("format", "x = 1", "(", [0.5, 0]),
-    ("contains", "it is 5", "it is 6", [1, 0]),
-    ("regex", "it is 5", "it is 6", [1, 0]), ("keywords", "it is 5", "it is 55", [1, 0]), ("json", "{}", "{", [1, 0]),
-    ("xml", "<a/>", "<a>", [1, 0]), ("xml_tags", "<reasoning>\nx\n</reasoning>\n<answer>\n5\n</answer>\n", "5",
-    [0.5, 0]),
+    ("contains", "it is 5", "it is 6", [1, 0]), ("regex", "it is 5", "it is 6", [1, 0]),
+    ("keywords", "it is 5", "it is 55", [1, 0]), ("json", "{}", "{", [1, 0]), ("xml", "<a/>", "<a>", [1, 0]),
+    ("xml_tags", "<reasoning>\nx\n</reasoning>\n<answer>\n5\n</answer>\n", "5", [0.5, 0]),
     ("xml_soft", "<reasoning>x</reasoning> <answer>5</answer>", "5", [1, 0]),
     ("xml_strict", "<reasoning>\nx\n</reasoning>\n<answer>\n5\n</answer>\n", "5", [1, 0]),
     ("xml_int", "<answer>6</answer>", "<answer>x</answer>", [1, 0]), ("xml_answer", "<answer>5</answer>", "6", [1, 0]),
     ("tests_fenced", f"```python\n{CODE}a + b\n```", CODE + "a + b", [1, 0]),
     ("math", "#### 5", "#### 6", [1, 0]), ("countdown", "2+3", "2+2", [1, 0.1]),
-    ("length", "x" * 100, "x" * 150, [1, 0.5]),
+    ("length", "x" * 100, "x" * 150, [1, 0.5]), ("quality", "x = 1", "(", [0.5, 0]),
     ("sudoku", "3421213443121243", "." * 16, [1, 0]), ("sudoku_all", "3421213443121243", "." * 16, [1, 0]),
     ("diversity", "a", "b", [1, 1]), ("passes", "a", "b", [4, 1.5]),
-    ("reasoning", "step 1, therefore 5", "5", [0.8, 0.3]), ("safety", "5", "rm -rf / now", [1, 0]),
-    ("quality", "x = 1", "(", [0.5, 0])])
+    ("reasoning", "step 1, therefore 5", "5", [0.8, 0.3]), ("safety", "5", "rm -rf / now", [1, 0])])
 def test_rewards_by_name_have_their_values(name, good, bad, worth):
     columns = {**COLUMNS, "answer": ["3421213443121243"] * 2} if name == "sudoku" else COLUMNS
     total, _ = combine(resolve(name), None, ["p", "p"], [good, bad], columns)
@@ -182,8 +181,7 @@ FILES = {"file.py": "import json\nnumber = 5\ndef good(prompts, completions): re
 def test_resolve_says_what_is_wrong_with_a_name(names, message, tmp_path):
     for name, source in FILES.items():
         (tmp_path / name).write_text(source)
-    with pytest.raises(ValueError, match=message):
-        resolve(names.format(tmp_path))
+    refused(message, resolve, names.format(tmp_path))
 
 
 @pytest.mark.parametrize("source", [
@@ -246,12 +244,10 @@ def test_combine_weighs_every_part_without_those_that_have_no_opinion(a, b, weig
     np.testing.assert_array_equal([parts["a"], parts["b"]], np.array([a, b], float))
 
 
-def test_each_reward_is_clipped_before_it_is_weighed_and_may_return_numbers_of_any_kind():
+def test_each_reward_is_clipped_before_it_is_weighed():
     clip = lambda values: values.clip(-5, 5)
     found = combine({"a": of_rows(100, -100, None)}, [2], ["p"] * 3, ["x"] * 3, {}, change=clip)
     assert found[0][:2].tolist() == [10, -10]
-    for scores in np.float32([1, 2]), jnp.array([1.0, 2.0]), [True, np.float64(2)]:
-        assert one(lambda prompts, completions, scores=scores: scores, "x", "y") == [1, 2]
 
 
 @pytest.mark.parametrize("fns, weights, columns, message", [
@@ -265,8 +261,7 @@ def test_each_reward_is_clipped_before_it_is_weighed_and_may_return_numbers_of_a
     ({"a": of_rows(1)}, None, {"prompts": ["p", "q"]}, "column 'prompts' has 2 entries for 1")])
 def test_columns_and_weights_that_do_not_fit_are_errors(fns, weights, columns, message):
     prompts = columns.pop("prompts", ["p"])
-    with pytest.raises(ValueError, match=message):
-        combine(fns, weights, prompts, ["x"], columns)
+    refused(message, combine, fns, weights, prompts, ["x"], columns)
 
 
 def test_summary_names_means_spreads_shares_and_what_a_reward_notes_besides():
@@ -290,6 +285,12 @@ def test_the_completion_of_a_row_is_the_reference_and_the_answer_if_there_is_no_
     assert one(echo, "x", completion=["other"], reference=["r"], answer=["a"]) == [2]
 
 
+class Column(float):
+    """A number as torch's tensor([1.0]) has it: of one dimension, and yet finite."""
+
+    ndim = 1
+
+
 @pytest.mark.parametrize("scores, message", [
     ([1.0], "returned 1, not one entry for each of 2 completions"), (5.0, "returned a float, not one entry"),
     (None, "returned a NoneType"), ({0.5: 1, 0.25: 2}, "returned a dict, not one entry for each of 2 completions"),
@@ -297,11 +298,12 @@ def test_the_completion_of_a_row_is_the_reference_and_the_answer_if_there_is_no_
     ([1, math.nan], r"'r' returned nan for row 1 \(prompt 'p', completion 'y'\)"),
     ([math.inf, 1], "returned inf for row 0"), (["1", 2], "returned '1' for row 0"),
     ([[1], 2], r"returned \[1\] for row 0"),
-    (np.array([1, np.nan]), r"returned .*nan.* for row 1")])
+    (np.array([1, np.nan]), r"returned .*nan.* for row 1"),
+    (np.array(1.0), "returned a ndarray, not one entry for each of 2"),
+    ([np.array([1.0]), 2], r"returned array\(\[1.\]\) for row 0"), ([1, 10**400], "for row 1"),
+    ([Decimal("sNaN"), 1], r"returned Decimal\('sNaN'\) for row 0"), ([Column(1.0), 1], "returned 1.0 for row 0")])
 def test_a_reward_that_returns_nonsense_is_named_with_the_row(scores, message):
-    reward = lambda prompts, completions: scores
-    with pytest.raises(ValueError, match=message):
-        one(reward, "x", "y")
+    refused(message, one, lambda prompts, completions: scores, "x", "y")
 
 
 class Tracked:
@@ -339,13 +341,11 @@ def test_an_exception_in_a_reward_is_named_with_the_row_and_the_line():
         def stops(prompts, completions, stop=stop):
             json.loads("[]")
             raise stop
-        with pytest.raises(ValueError, match=rf"failed on row 0 .*{type(stop).__name__}: .*test_rewards.py:\d+"):
-            one(stops, "x", "y")
+        refused(rf"failed on row 0 .*{type(stop).__name__}: .*test_rewards.py:\d+", one, stops, "x", "y")
 
     def picky(prompts, completions):
         return [1.0] if len(prompts) == 1 else completions[99]
-    with pytest.raises(ValueError, match="failed on the batch as a whole, no single row: IndexError"):
-        one(picky, "x", "y")
+    refused("failed on the batch as a whole, no single row: IndexError", one, picky, "x", "y")
 
 
 # ---- the program ----------------------------------------------------------------------------------------------------
@@ -490,24 +490,6 @@ def test_rewards_of_evaluations_weigh_nothing_and_speed_is_a_column_only_if_it_i
     assert seen[0]["answer"] == ["x", "x", "y", "y"] and seen[0]["groups"] == [0, 0, 1, 1]
 
 
-class Column(float):
-    """A number as torch's tensor([1.0]) has it: of one dimension, and yet finite."""
-
-    ndim = 1
-
-
-@pytest.mark.parametrize("scores, says", [
-    (np.array(1.0), "returned a ndarray, not one entry for each of 2"),
-    ([np.array([1.0]), 2], r"returned array\(\[1.\]\) for row 0"),
-    ([1, 10**400], "for row 1"),
-    ([Decimal("sNaN"), 1], r"returned Decimal\('sNaN'\) for row 0"),
-    ([Column(1.0), 1], "returned 1.0 for row 0"),
-])  # fmt: skip
-def test_a_reward_that_returns_something_odd_is_answered_in_a_sentence(scores, says):
-    with pytest.raises(ValueError, match=says):
-        rewards.call_reward("odd", lambda completions: scores, ["", ""], ["x", "y"], {})
-
-
 def test_a_users_reward_with_the_name_of_one_of_code_starts_no_sandbox(tmp_path, monkeypatch):
     (tmp_path / "my.py").write_text("def tests(completions):\n    return [1.0] * len(completions)\n")
     monkeypatch.setattr(pool, "run", lambda *_, **__: pytest.fail("a sandbox was started"))
@@ -519,11 +501,3 @@ def test_the_total_of_a_completion_is_that_of_the_rewards_that_have_an_opinion()
     nan, cfg = math.nan, config.Config(rewards=("exact", "contains"), reward_weights=(1.0, 2.0))
     table = np.array([[[1.0, nan, nan]], [[3.0, 3.0, nan]]])
     np.testing.assert_array_equal(rewards.total_rewards(table, cfg), [[7, 6, nan]])
-
-
-def test_a_reward_of_another_file_is_there_when_it_is_asked_for():
-    asked = "import rewards; print(rewards.REWARDS['tests'].__name__, rewards.REWARDS['math'] is not None)"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
-    assert done.stdout.split()[-1:] == ["True"], done.stderr
-    with pytest.raises(KeyError):
-        REWARDS["nothing"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import refused
 
 from judges import answers, formats, rules, sudoku
 
@@ -152,6 +153,7 @@ PUZZLE, GRID = "3.2..1........43:", "3421213443121243"
 @pytest.mark.parametrize("text, share, whole", [
     (GRID, 1, 1), ("3421\n2134\n4312\n1243", 1, 1), (f"<answer>{GRID}</answer>", 1, 1), (GRID[:8], 5 / 11, 0),
     ("." * 16, 0, 0), ("1" * 16, 0, 0), (GRID + "1", 1, 0), ("", 0, 0), ("1" + GRID[1:], 0, 0),  # a given is another
+    (GRID[:-1], 1, 0), (GRID[:-1] + "5", 0, 0), (GRID.replace("1", "١"), 0, 0),
     ("Cell 3 is 4, as row 2 has 1.\n\n3421\n2134\n4312\n1243\nI checked row 1.", 1, 1),
     (f"So the answer is {GRID}", 1, 1), ("1: 3421\n2: 2134\n3: 4312\n4: 1243", 1, 1),
     ("Row 1: 3 4 2 1\nRow 2: 2 1 3 4\nRow 3: 4 3 1 2\nRow 4: 1 2 4 3", 1, 1),
@@ -177,10 +179,8 @@ def test_sudoku_is_also_nine_by_nine():
     solution = ("534678912672195348198342567859761423426853791713924856961537284287419635345286179")
     assert sudoku.sudoku(solution, "solve", puzzle=puzzle) == rules.sudoku_all(solution, puzzle) == 1
     assert sudoku.sudoku(solution.replace("1", "2"), puzzle) < 1
-    with pytest.raises(ValueError, match="16 or 81 cells"):
-        sudoku.sudoku(solution, "1 2 3")
-    with pytest.raises(ValueError, match="the puzzle has 81 cells, its answer '42' has 2"):
-        sudoku.sudoku(solution, puzzle, answer="42")
+    refused("16 or 81 cells", sudoku.sudoku, solution, "1 2 3")
+    refused("the puzzle has 81 cells, its answer '42' has 2", sudoku.sudoku, solution, puzzle, answer="42")
 
 
 @pytest.mark.parametrize("text, worth", [
@@ -269,18 +269,16 @@ def test_no_text_breaks_or_stalls_a_rule(text):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.text() | st.lists(st.sampled_from(["<answer>", "</answer>", "\\boxed{", "}", "####", "answer is", "-",
-",", "/",
-                                             "1", "23", "456", ".", "=", "(", ")", "*", " ", "\n", "$", "<a>",
-                                             "&"])).map("".join))
+@given(st.text() | st.lists(st.sampled_from([
+    "<answer>", "</answer>", "\\boxed{", "}", "####", "answer is", "-", ",", "/", "1", "23", "456", ".", "=", "(", ")",
+    "*", " ", "\n", "$", "<a>", "&"])).map("".join))
 def test_any_text_gets_a_finite_number(text):
     assert all(-1 <= worth <= 1 for worth in every_rule(text))
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(-10**9, 10**9), st.sampled_from(["#### {}", "<answer>\n{}\n</answer>", "\\boxed{{{}}}",
-"The answer is {}.",
-                                                    "5 times 3, so {}"]), st.booleans())
+@given(st.integers(-10**9, 10**9), st.sampled_from([
+    "#### {}", "<answer>\n{}\n</answer>", "\\boxed{{{}}}", "The answer is {}.", "5 times 3, so {}"]), st.booleans())
 def test_every_whole_number_is_read_back_in_every_form(number, form, thousands):
     text = form.format(f"{number:,}" if thousands else number)
     assert formats.math_answer(text, str(number)) == 1

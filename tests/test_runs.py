@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import shared
-from shared import flat, left
+from faults import Killed
+from shared import flat, left, lines, refused, write_rows
 
 import config
 import data
@@ -38,19 +38,9 @@ SHAPE = model.ModelConfig(n_layer=1, n_head=1, d_model=4, d_ff=4, mask_id=TOK.ma
 PARAMS = jax.jit(model.init, static_argnames="cfg")(jax.random.key(0), SHAPE)
 
 
-class State(NamedTuple):
-    """Has the fields of train.State that checkpoint.py uses."""
-
-    step: int
-    params: dict
-    opt_state: tuple
-    average: dict | None
-    weights = property(lambda self: self.params)
-
-
 def state_at(step):
     params = jax.tree.map(lambda x: x + step, PARAMS)
-    return State(step, params, (jnp.int32(step), {"mu": params}), None)
+    return train.State(step, params, (jnp.int32(step), {"mu": params}), None, None)
 
 
 @pytest.fixture
@@ -127,10 +117,6 @@ def test_a_checkpoint_written_in_the_background_is_not_changed_by_later_steps_an
     with pytest.raises(NotADirectoryError):
         checkpoint.wait_for_writer()
     assert checkpoint.steps(cfg.out_dir) == [5]
-
-
-class Killed(BaseException):
-    """Stands for kill -9: the program does not catch it."""
 
 
 CALLS = [(builtins, "open"), *((os, f) for f in ("open", "rename", "replace", "fsync", "mkdir", "unlink", "rmdir"))]
@@ -230,15 +216,12 @@ def test_somebody_elses_model_in_out_dir_is_not_resumed(cfg):
     folder = f"{cfg.out_dir}/step-000009"
     huggingface.save(folder, PARAMS, SHAPE)
     assert checkpoint.read_run(folder) == {}
-    with pytest.raises(ValueError, match="step-000009 has no run.json .* --init_from"):
-        resume.restore(folder, state_at(0))
+    refused("step-000009 has no run.json .* --init_from", resume.restore, folder, state_at(0))
     for foreign in ("[1, 2]", '"text"', "3", "null", '{"step": 1}', '{"config": 3}', '{"config": null}', '{"step": 1'):
         open(f"{folder}/run.json", "w").write(foreign)
-        with pytest.raises(ValueError, match="run.json"):
-            resume.restore(folder, state_at(0))
+        refused("run.json", resume.restore, folder, state_at(0))
         if foreign in ('{"config": 3}', '{"config": null}'):
-            with pytest.raises(ValueError, match=f"run.json is damaged.*; delete {folder} to resume"):
-                checkpoint.read_run(folder)
+            refused(f"run.json is damaged.*; delete {folder} to resume", checkpoint.read_run, folder)
 
 
 def test_a_state_of_another_model_or_optimizer_is_refused(cfg):
@@ -247,16 +230,9 @@ def test_a_state_of_another_model_or_optimizer_is_refused(cfg):
     wide = model.init(jax.random.key(0), dataclasses.replace(SHAPE, d_ff=8))
     for other in (state_at(0)._replace(params=wide), state_at(0)._replace(average=PARAMS),
                   state_at(0)._replace(opt_state=())):  # fmt: skip
-        with pytest.raises(ValueError, match=r"of another model or optimizer than this config: \.\S+ and \d+ more"):
-            resume.restore(folder, other)
+        refused(r"of another model or optimizer than this config: \.\S+ and \d+ more", resume.restore, folder, other)
     os.rename(f"{folder}/state.safetensors", f"{folder}/state-00001-of-00002.safetensors")
-    with pytest.raises(ValueError, match="was written by several processes, .* its model opens as init_from"):
-        resume.restore(folder, state_at(0))
-
-
-def lines(cfg, name="metrics.jsonl"):
-    with open(f"{cfg.out_dir}/{name}") as f:
-        return [json.loads(line, parse_constant=pytest.fail) for line in f]  # NaN and Infinity are not JSON
+    refused("was written by several processes, .* its model opens as init_from", resume.restore, folder, state_at(0))
 
 
 def test_logs_are_cut_back_to_the_step_a_run_resumes_from_and_their_clock_goes_on(cfg, monkeypatch):
@@ -267,11 +243,11 @@ def test_logs_are_cut_back_to_the_step_a_run_resumes_from_and_their_clock_goes_o
         log.metrics(step, {"loss": step / 2})
         log.samples(step, [{"prompt": str(step)}])
     again = runs.Log(cfg, 4)
-    assert [r["step"] for r in lines(cfg)] == [r["step"] for r in lines(cfg, "samples.jsonl")] == [2, 4]
+    assert [r["step"] for r in lines(cfg.out_dir)] == [r["step"] for r in lines(cfg.out_dir, "samples.jsonl")] == [2, 4]
     again.metrics(5, {"loss": 0.1})
-    assert lines(cfg)[0]["loss"] == 1.0 and lines(cfg)[-1]["time"] >= 100
+    assert lines(cfg.out_dir)[0]["loss"] == 1.0 and lines(cfg.out_dir)[-1]["time"] >= 100
     runs.Log(cfg, 0)
-    assert lines(cfg) == []
+    assert lines(cfg.out_dir) == []
 
 
 def test_a_line_cut_by_a_kill_is_dropped_and_earlier_lines_are_kept(cfg):
@@ -279,7 +255,7 @@ def test_a_line_cut_by_a_kill_is_dropped_and_earlier_lines_are_kept(cfg):
     for cut in ('{"step": 3, "ti', '{"step"', "[1]", "7", "{}", "\0\0\0", "nul"):
         open(f"{cfg.out_dir}/metrics.jsonl", "w").write(whole + cut)
         runs.Log(cfg, 9)
-        assert [r["step"] for r in lines(cfg)] == [1, 2]
+        assert [r["step"] for r in lines(cfg.out_dir)] == [1, 2]
 
 
 def test_a_kill_while_logs_are_cut_back_loses_no_line(cfg, monkeypatch):
@@ -292,7 +268,7 @@ def test_a_kill_while_logs_are_cut_back_loses_no_line(cfg, monkeypatch):
         with killed_at(monkeypatch, n):
             runs.Log(cfg, 4)
         for name in checkpoint.LOGS:
-            assert [r["step"] for r in lines(cfg, name)][:5] == [0, 1, 2, 3, 4]
+            assert [r["step"] for r in lines(cfg.out_dir, name)][:5] == [0, 1, 2, 3, 4]
         runs.Log(cfg, 4)
         assert sorted(os.listdir(cfg.out_dir)) == sorted([*checkpoint.LOGS, "run.json"])
 
@@ -301,10 +277,10 @@ def test_nan_and_infinity_are_logged_as_null(cfg):
     log = runs.Log(cfg, 0)
     log.metrics(1, {"a": float("nan"), "b": float("inf"), "c": np.float64(2), "d": "text"})
     log.samples(1, [{"prompt": "x", "p": float("nan")}, {"prompt": "y", "p": 0.5}])
-    written = {k: v for k, v in lines(cfg)[0].items() if k != "time"}
+    written = {k: v for k, v in lines(cfg.out_dir)[0].items() if k != "time"}
     assert written == {"step": 1, "a": None, "b": None, "c": 2, "d": "text"}
     want = [{"step": 1, "prompt": "x", "p": None}, {"step": 1, "prompt": "y", "p": 0.5}]
-    assert lines(cfg, "samples.jsonl") == want
+    assert lines(cfg.out_dir, "samples.jsonl") == want
 
 
 def test_only_a_run_is_moved_aside_and_never_onto_another(cfg, tmp_path, capsys):
@@ -345,7 +321,7 @@ from model import ModelConfig
 from variants import paired
 
 config = Config(
-    out_dir="{folder}/unbroken", dataset="{folder}/rows.jsonl", max_prompt_len=3, max_new_tokens=4, rewards=("exact",),
+    out_dir="{folder}/unbroken", dataset="{folder}", max_prompt_len=3, max_new_tokens=4, rewards=("exact",),
     max_iters=200, batch_size=8, gradient_accumulation_steps=2, use=(paired.Keys(),), ema_decay=0.9, learning_rate=5e-3,
     eval_interval=50, eval_size=8, save_interval=3, log_interval=1, diffusion_steps=2,
     model=ModelConfig(n_layer=1, n_head=2, d_model=16))
@@ -364,8 +340,7 @@ def killable(tmp_path_factory):
     """Return a folder with FILE, its data and a finished run."""
     folder = tmp_path_factory.mktemp("killable")
     (folder / "run.py").write_text(FILE.format(folder=folder))
-    rows = [{"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]} for i in range(100)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(folder)
     out, err = (process := start(folder)).communicate()
     assert process.returncode == 0, err
     return folder
@@ -458,8 +433,7 @@ def test_an_evaluation_that_failed_is_made_up_for_when_the_run_is_resumed(tmp_pa
         out_dir=str(tmp_path / "out"), max_iters=max_iters, batch_size=2, max_prompt_len=2, max_new_tokens=2,
         eval_size=2, eval_interval=2, diffusion_steps=2, **{"runs.log_samples": 0}, model=shape,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="evaluation at step 2: .*Saved"):
-        train.train(cfg, rows, reward)
+    refused("evaluation at step 2: .*Saved", train.train, cfg, rows, reward)
     mended = True
     train.train(dataclasses.replace(cfg, resume=True), rows, reward)
     log = [json.loads(line) for line in open(tmp_path / "out/metrics.jsonl")]

@@ -14,7 +14,7 @@ import pytest
 import shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared import byte_model, sharp, slow
+from shared import byte_model, completed, logits_of, refused, sharp, slow
 
 import data
 import diffusion
@@ -33,7 +33,6 @@ TINY = model.ModelConfig(vocab_size=V, n_layer=1, n_head=2, d_model=16, rope_the
                          pad_id=EOS)  # fmt: skip
 KEY = jax.random.key(0)
 PARAMS = sharp(TINY, 9)
-logits = jax.jit(model.logits, static_argnames=("cfg", "length"))
 
 
 def holes(*rows):
@@ -150,8 +149,7 @@ def test_generate_follows_dreams_schedule():
 
 # ---- every hole, and nothing but the holes ----
 plans = st.builds(
-    shared.plan, order=st.sampled_from(sorted(sample.ORDERS)),
-    rule=st.sampled_from(sorted(sample.RULES)),
+    shared.plan, order=st.sampled_from(sorted(sample.ORDERS)), rule=st.sampled_from(sorted(sample.RULES)),
     early_end=st.booleans(), steps=st.integers(1, 14),
     block_len=st.none() | st.integers(1, 12), threshold=st.floats(0, 1),
     **{"entropy.budget": st.floats(0, 3), "factor.limit": st.floats(0, 3),
@@ -294,7 +292,7 @@ def committed(row, plan, params=PARAMS):
     """The state of one row before its first step, what was committed then, and the logits it was chosen by."""
     z = holes(row)
     step = generate(params, KEY, z, TINY, plan)[1]["step"][0]
-    return np.flatnonzero(step == 0), np.asarray(logits(params, z, TINY), np.float64)[0]
+    return np.flatnonzero(step == 0), np.asarray(logits_of(params, z, TINY), np.float64)[0]
 
 
 def softmax(l):
@@ -333,12 +331,11 @@ def test_the_holes_that_score_highest_are_committed_as_many_as_the_rule_says(pla
 
 @pytest.mark.parametrize("rule, plan, entropies, row", [
     ("threshold", Plan(threshold=0.75), [0, 0, 0], [True, True, False]),
-    ("factor", shared.plan(**{"factor.limit": 0.75}), [0, 0, 0],
-     [True, True, False]),  # 3 (1 - 0.75) = 0.75 for the second
+    ("factor", shared.plan(**{"factor.limit": 0.75}), [0, 0, 0], [True, True, False]),  # 3 (1 - 0.75) for the second
     ("factor", shared.plan(**{"factor.limit": 0.0}), [0, 0, 0], [True, False, False]),
     ("factor", shared.plan(**{"factor.limit": 9.0}), [0, 0, 0], [True, True, True]),
-    ("entropy", shared.plan(**{"entropy.budget": 0.25}), [0, 0.25, 0.5],
-     [True, True, True]),  # the sum, less the largest, wherever it is
+    # the sum, less the largest, wherever it is
+    ("entropy", shared.plan(**{"entropy.budget": 0.25}), [0, 0.25, 0.5], [True, True, True]),
     ("entropy", shared.plan(**{"entropy.budget": 0.25}), [1, 0.25, 0.25], [True, True, False]),
     ("entropy", shared.plan(**{"entropy.budget": 0.25}), [0.25, 1, 0.25], [True, True, False]),
     ("entropy", shared.plan(**{"entropy.budget": 0.25}), [0.5, 0.5, 0.5], [True, False, False])])
@@ -480,7 +477,7 @@ def filtered(l, plan):
 
 ROW = "32___2"
 STATES = {s: n for n, s in enumerate(itertools.product((*range(MASK + 1),), repeat=3))}
-TABLE = np.asarray(logits(PARAMS, jnp.array([[3, 2, *s, 2] for s in STATES]), TINY)[:, 2:5], np.float64)
+TABLE = np.asarray(logits_of(PARAMS, jnp.array([[3, 2, *s, 2] for s in STATES]), TINY)[:, 2:5], np.float64)
 
 
 def enumerate_outcomes(plan, state=(MASK,) * 3, i=0):
@@ -565,7 +562,7 @@ def test_the_cache_of_a_causal_model_changes_nothing_between_given_tokens_and_be
     x, trace = generate(params, KEY, z, CAUSAL, plan)
     check_filled(z, x, trace)
     assert trace["n_steps"] == 6  # one token at a time, whatever the plan says
-    whole = logits(params, x, CAUSAL)  # of the whole text at once, without a cache
+    whole = logits_of(params, x, CAUSAL)  # of the whole text at once, without a cache
     if not plan.temperature:
         np.testing.assert_array_equal(x, np.where(z == MASK, whole.argmax(-1), z))
     own = jax.nn.log_softmax(sample.filtered(whole, plan))
@@ -616,12 +613,11 @@ def test_a_group_that_begins_alike_shares_its_first_step_and_fills_its_holes_as_
     (dict(steps=0), "steps=0: expected at least 1"), (dict(block_len=0), "block_len=0"), (dict(top_k=0), "top_k=0"),
     (dict(top_p=0.0), "top_p=0.0"), (dict(top_p=1.5), "top_p=1.5"), (dict(temperature=-1.0), "temperature=-1.0"),
     (dict(temperature=float("nan")), "temperature=nan"),
-    (dict(**{"repetition_penalty.penalty": 0.0}), "repetition_penalty.penalty=0.0"),
-    (dict(cache="all"), "cache='all': one of none, prefix, dual"), (dict(**{"factor.limit": -1.0}), "limit=-1.0"),
+    ({"repetition_penalty.penalty": 0.0}, "repetition_penalty.penalty=0.0"),
+    (dict(cache="all"), "cache='all': one of none, prefix, dual"), ({"factor.limit": -1.0}, "limit=-1.0"),
 ])
 def test_an_impossible_plan_is_refused_in_one_sentence(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        shared.plan(**wrong)
+    refused(message, shared.plan, **wrong)
 
 
 @pytest.mark.parametrize("cfg, plan, message", [
@@ -629,8 +625,7 @@ def test_an_impossible_plan_is_refused_in_one_sentence(wrong, message):
     (CAUSAL, Plan(order="random"), "a causal model sees only what is left"),
     (CAUSAL, Plan(order="left", cache="dual"), "cache='dual': a causal model has a cache of its own")])
 def test_what_a_model_cannot_do_is_said(cfg, plan, message):
-    with pytest.raises(ValueError, match=message):
-        generate(PARAMS, KEY, holes("0_"), cfg, plan)
+    refused(message, generate, PARAMS, KEY, holes("0_"), cfg, plan)
 
 
 # ---- the program ----
@@ -647,12 +642,6 @@ def folder(tmp_path_factory):
     return str(path)
 
 
-def run(capsys, *arguments):
-    code = complete.main(list(arguments))
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
 def test_holes_in_a_prompt_are_read_as_the_help_says():
     tok = data.Tokenizer.bytes()
     ids = lambda text, holes: complete.encode(text, tok, tok.mask_id, holes, 2)[0]
@@ -667,10 +656,10 @@ def test_holes_in_a_prompt_are_read_as_the_help_says():
 
 def test_a_prompt_is_completed_as_the_run_was_trained_and_the_steps_can_be_seen(folder, capsys):
     for flags in (["--seed=1"], ["--seed=3", "--temperature=1"], ["--seed=3", "--n=3"]):
-        code, out, _ = run(capsys, folder, "--prompt=ab", *flags)
+        code, out, _ = completed(capsys, folder, "--prompt=ab", *flags)
         assert code == 0 and out.endswith("\n")
         n = out.count("\n---\n") + 1
-        shown = run(capsys, folder, "--prompt=ab", "--show", *flags)[1].splitlines()
+        shown = completed(capsys, folder, "--prompt=ab", "--show", *flags)[1].splitlines()
         assert len(shown) == 3 * n  # diffusion_steps of run.json
         assert shown[0].startswith("step   1  ab") and shown[0].endswith("____")
         texts = [line.removeprefix("step   3  ab") for line in shown[2 * n :]]
@@ -682,7 +671,7 @@ def test_of_a_run_the_best_checkpoint_is_opened_and_named(folder, capsys, tmp_pa
         place = shutil.copytree(folder, tmp_path / f"step-{step:06d}")
         (place / "run.json").write_text(json.dumps({"best": {"step": 5, "measure": "val/sampled"}}))
     monkeypatch.setattr(complete, "complete_texts", lambda *given: ["text"])
-    ask = lambda: run(capsys, str(tmp_path), "--prompt=ab")[2]
+    ask = lambda: completed(capsys, str(tmp_path), "--prompt=ab")[2]
     assert ask() == f"{tmp_path}/step-000005: the best by val/sampled\n"
     shutil.rmtree(tmp_path / "step-000005")
     assert ask() == f"{tmp_path}/step-000009: the newest; the best by val/sampled, step 5, is not here\n"
@@ -691,7 +680,7 @@ def test_of_a_run_the_best_checkpoint_is_opened_and_named(folder, capsys, tmp_pa
 def test_what_a_model_writes_does_not_steer_the_terminal(folder, capsys, monkeypatch):
     monkeypatch.setattr(data.Tokenizer, "decode", lambda self, ids: "a\tb\x1b]0;title\x07\r\x9b2J\x7f\né")
     for flags in ([], ["--show"]):
-        out = run(capsys, folder, "--prompt=ab", *flags)[1]
+        out = completed(capsys, folder, "--prompt=ab", *flags)[1]
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out)
         assert r"b\x1b]0;title\x07\r\x9b2J\x7f" in out and "a\t" in out and "é" in out
 
@@ -701,7 +690,7 @@ def test_a_file_is_filled_and_written(folder, capsys, tmp_path):
             {"prompt": "in<|mask|>place_x"}]
     source, target = tmp_path / "in.jsonl", tmp_path / "new" / "folder" / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, out, err = run(capsys, folder, f"--data={source}", f"--out={target}", "--n=2", "--batch_size=4")
+    code, out, err = completed(capsys, folder, f"--data={source}", f"--out={target}", "--n=2", "--batch_size=4")
     filled = [json.loads(line) for line in target.read_text().splitlines()]
     assert code == 0 and [row["prompt"] for row in filled] == [row["prompt"] for row in rows for _ in range(2)]
     assert filled[0]["reference"] == "xyz" and filled[0]["difficulty"] == 1 and filled[2]["answer"] == "7"
@@ -709,9 +698,9 @@ def test_a_file_is_filled_and_written(folder, capsys, tmp_path):
     assert filled[0]["completion"] != filled[1]["completion"]
     assert not out and not err  # a bar is for a terminal
     again = tmp_path / "again.jsonl"
-    run(capsys, folder, f"--data={source}", f"--out={again}", "--n=2", "--batch_size=1")
+    completed(capsys, folder, f"--data={source}", f"--out={again}", "--n=2", "--batch_size=1")
     assert again.read_text() == target.read_text()  # whatever the batch
-    printed = run(capsys, folder, f"--data={source}", "--n=2")[1]
+    printed = completed(capsys, folder, f"--data={source}", "--n=2")[1]
     assert printed == "\n---\n".join(complete.visible(row["completion"]) for row in filled) + "\n"
 
 
@@ -736,19 +725,19 @@ def continued(params, cfg, tok, text, n):
     begin = len(ids)
     while len(ids) < begin + n and (begin == len(ids) or ids[-1] != tok.eos_id):
         padded = jnp.array([ids + [0] * (200 - len(ids))])
-        ids.append(int(logits(params, padded, cfg)[0, len(ids)].argmax()))
+        ids.append(int(logits_of(params, padded, cfg)[0, len(ids)].argmax()))
     return tok.decode(ids[begin:])
 
 
 @pytest.mark.slow
 def test_a_causal_model_without_a_mask_continues_a_prompt_with_any_of_its_ids(causal, capsys):
     path, params, cfg, tok = causal
-    first = logits(params, jnp.array([[97, 98, 0]]), cfg)[0, 2].argmax()
+    first = logits_of(params, jnp.array([[97, 98, 0]]), cfg)[0, 2].argmax()
     likely = params | {"head": params["head"].at[:, 258].set(3 * params["head"][:, first])}
     for weights in params, likely:
         huggingface.save(path, weights, cfg)
         expected = complete.visible(continued(weights, cfg, tok, "ab", 6))
-        assert run(capsys, path, "--prompt=ab", "--max_new_tokens=6") == (0, expected + "\n", "")
+        assert completed(capsys, path, "--prompt=ab", "--max_new_tokens=6") == (0, expected + "\n", "")
     assert expected.startswith("<|im_end|>")  # the last id, which is no hole
 
 
@@ -757,7 +746,7 @@ def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causa
     path, params, cfg, tok = causal
     said = lambda prompt: complete.visible(continued(params, cfg, tok, prompt, 6)) + "\n"
     answer = lambda system, prompt: said(data.chat("chatml", system, tok)(prompt))
-    ask = lambda *flags, prompt="3_1": run(capsys, path, f"--prompt={prompt}", "--max_new_tokens=6", *flags)
+    ask = lambda *flags, prompt="3_1": completed(capsys, path, f"--prompt={prompt}", "--max_new_tokens=6", *flags)
     assert ask("--texts.chat_template=chatml")[1] == answer(None, "3_1")  # and a _ is no hole there
     typed = ask("--texts.chat_template=chatml", prompt="a<|mask|>b")[1]  # nor is a <|mask|>
     assert not typed.startswith("system")  # but is completed; what has holes is shown from its beginning
@@ -798,7 +787,7 @@ def test_text_ends_at_the_end_of_text(monkeypatch):
     (["--data=~/nowhere.jsonl", "--out=x"], os.path.expanduser("~/nowhere.jsonl")),
 ])
 def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(folder, capsys, arguments, message):
-    code, out, err = run(capsys, folder, *arguments)
+    code, out, err = completed(capsys, folder, *arguments)
     assert code == 2 and out == "" and err.startswith("error: ") and message in err and err.count("\n") == 1
 
 
@@ -818,10 +807,10 @@ def test_a_flag_of_the_wrong_kind_is_answered_with_the_usage(capsys, arguments, 
 def test_a_model_that_fills_in_place_fills_what_is_masked_and_wants_a_mask(folder, capsys, tmp_path):
     grid = shutil.copytree(folder, tmp_path / "grid")
     (grid / "run.json").write_text(json.dumps({"config": {"fill_in": True, "max_prompt_len": 0}}))
-    code, out, err = run(capsys, str(grid), "--prompt=1.34")
+    code, out, err = completed(capsys, str(grid), "--prompt=1.34")
     assert code == 2 and out == "" and "fills in texts in place: write a _ for each token" in err
     (tmp_path / "rows.jsonl").write_text('{"prompt": "", "masked": "12<|mask|>4"}\n')
-    assert run(capsys, str(grid), f"--data={tmp_path}/rows.jsonl", f"--out={tmp_path}/filled.jsonl")[0] == 0
+    assert completed(capsys, str(grid), f"--data={tmp_path}/rows.jsonl", f"--out={tmp_path}/filled.jsonl")[0] == 0
     text = json.loads((tmp_path / "filled.jsonl").read_text())["completion"]
     assert text.startswith("12") and text.endswith("4")
 
@@ -829,7 +818,7 @@ def test_a_model_that_fills_in_place_fills_what_is_masked_and_wants_a_mask(folde
 @pytest.mark.parametrize("name", ["sudoku_base", "sudoku_grpo"])
 def test_a_trained_model_is_in_the_repository(capsys, name):
     assert sum(os.path.getsize(f"assets/{name}/{file}") for file in os.listdir(f"assets/{name}")) < 1_100_000
-    code, out, _ = run(capsys, f"assets/{name}", "--prompt=3_2__1________43")
+    code, out, _ = completed(capsys, f"assets/{name}", "--prompt=3_2__1________43")
     assert code == 0 and re.fullmatch("3.2..1........43", out.strip())
     assert name == "sudoku_base" or out.strip() == "3421213443121243"
 
@@ -837,7 +826,7 @@ def test_a_trained_model_is_in_the_repository(capsys, name):
 def test_each_line_of_a_text_file_is_a_prompt(folder, capsys, tmp_path, monkeypatch):
     (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
     monkeypatch.setattr(complete, "complete_texts", lambda *given: "12")
-    assert run(capsys, folder, f"--data={tmp_path}/prompts.txt", f"--out={tmp_path}/out.jsonl")[0] == 0
+    assert completed(capsys, folder, f"--data={tmp_path}/prompts.txt", f"--out={tmp_path}/out.jsonl")[0] == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert rows == [{"prompt": "one", "completion": "1"}, {"prompt": "two", "completion": "2"}]
 
@@ -846,14 +835,14 @@ def test_the_program_prepares_its_process_and_takes_the_name_of_a_config(folder,
     from loop import runs
     prepared = []
     monkeypatch.setattr(runs, "prepare_process", lambda: prepared.append(1))
-    shown = run(capsys, folder, "--prompt=abc", "--diffusion_steps=2", "--show")[1]
+    shown = completed(capsys, folder, "--prompt=abc", "--diffusion_steps=2", "--show")[1]
     assert len(shown.splitlines()) == 2 and prepared
 
 
 def test_a_model_that_is_still_to_come_is_answered_with_the_command_that_makes_it(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no out/ yet
     for name in ("out/sudoku", "config/sudoku.py"):
-        code, _, err = run(capsys, name)
+        code, _, err = completed(capsys, name)
         assert code == 2 and err.startswith(f"error: '{name}' is not a folder: give the out_dir of a run")
         assert err.endswith("; python train.py config/NAME.py makes out/NAME\n") and "huggingface" not in err
 

@@ -20,6 +20,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shared import refused, slow
 
 from judges import programs
 from judges.sandbox import languages
@@ -282,7 +283,7 @@ SCORED = {  # code, tests, entry, what passes; and where not everything does, wo
         [REFUSED.format("f(open)"), "import pickle\n" + REFUSED.format("pickle.loads(g())")], "", [1, 1])}
 
 
-@pytest.mark.parametrize("count", [120, pytest.param(750, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [120, slow(750)])
 def test_each_input_has_its_own_time_and_one_is_wrong_of_many(count):
     tests = [{"input": str(n), "output": str(2 * n)} for n in range(count)]
     tests[1]["output"] = "3"
@@ -353,8 +354,7 @@ def test_the_same_code_gives_the_same_verdict_in_every_worker(box):
 HONEST = honest.jobs()
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(n, marks=pytest.mark.slow) if n.startswith(("java", "c++")) else n for n in HONEST])
+@pytest.mark.parametrize("name", [slow(name) if name.startswith(("java", "c++")) else name for name in HONEST])
 def test_an_honest_program_is_paid(box, name):
     prompt, completion, tests, language = HONEST[name]
     needs = {"c": "gcc", "c++": "g++", "java": "javac"}.get(language, "sh")
@@ -719,15 +719,12 @@ THREADS = """
         return started"""
 
 
-def test_a_completion_with_too_many_threads_is_ended(brief):
+def test_a_completion_with_too_many_threads_is_ended_and_so_is_a_judge_that_obeys_it(brief, capfd):
     code = textwrap.dedent(THREADS)
     assert one(brief, code, ["assert f(40) == 40"]).error == ""
     verdict = one(brief, code, ["f(390)", "assert 1"])
     assert verdict[:2] == ([False, False], "started more than 64 threads")
-
-
-def test_so_is_a_judge_that_obeys_an_answer_and_starts_threads(brief, capfd):
-    answer = textwrap.dedent(THREADS) + "\nf(390)"
+    answer = f"{code}\nf(390)"
     verdict = one(brief, f"def f(): return {answer!r}", ["exec(f(), {})"])
     assert verdict.passed == [False] and "kill the judge" in verdict.error
 
@@ -774,8 +771,7 @@ BUSY = "import time\ndef f(x):\n    while time.process_time() < {}: pass\n    re
 
 
 @pytest.mark.parametrize("workers, count, seconds, timeout", [
-    (6, 6, 0.2, 0.5), *(pytest.param(n, 24, 0.5, 1, marks=pytest.mark.slow) for n in (1, 6, 24)),
-    pytest.param(64, 64, 0.8, 1, marks=pytest.mark.slow)])
+    (6, 6, 0.2, 0.5), *(slow(n, 24, 0.5, 1) for n in (1, 6, 24)), slow(64, 64, 0.8, 1)])
 def test_a_verdict_does_not_depend_on_the_neighbours(workers, count, seconds, timeout):
     with Pool(workers=workers, timeout=timeout) as box:
         verdicts = box.run([(BUSY.format(seconds), [f"assert f({i}) == {i}"], "f") for i in range(count)])
@@ -852,7 +848,7 @@ def test_without_seccomp_it_names_all_that_is_open(tmp_path):
 
 @pytest.mark.parametrize("change, said", [
     (("        exec(test.code, space)\n", "        pass\n"), ""),  # it pays everything, or nothing:
-    pytest.param(("passed[i] = True\n", "passed[i] = False\n"), "", marks=pytest.mark.slow),
+    slow(("passed[i] = True\n", "passed[i] = False\n"), ""),
     (("    limit(CPU=int(seconds) + 2", "    os._exit(1)\n    limit(CPU=int(seconds) + 2"), "could not be locked in")])
 def test_a_judge_that_is_wrong_or_cannot_lock_a_candidate_in_is_not_used(tmp_path, capfd, change, said):
     with altered(tmp_path, change, NO_PAUSE).Pool(workers=1) as box, pytest.raises(RuntimeError, match="does not work"):
@@ -883,7 +879,7 @@ def footprint(box):
     return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in may_look), len(family), size
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(2400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, slow(2400)])
 def test_thousands_of_completions_leave_nothing(count):
     kinds = [(ADD, RIGHT, "add"), ("def add(a, b): return [a] * 10 ** 3", RIGHT, "add"), ("syntax error", RIGHT, "add"),
              ("import os; os._exit(0)", RIGHT, "add"), ("print(input())", [{"input": "x", "output": "x"}], ""),
@@ -951,7 +947,7 @@ def manifest(*kinds):
                 yield codes[case["file"]], case["tests"], case["entry"]
 
 
-@pytest.mark.parametrize("share", [20, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [20, slow(3)])
 def test_a_crowd_gets_the_verdicts_that_each_got_alone(share):
     jobs = list(manifest("honest", "cheat"))[::share]
     with Pool(workers=1, timeout=5) as box:
@@ -976,7 +972,7 @@ anything = st.one_of(
     st.integers(0, 10**6).map(lambda n: "#" + "x" * n))
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [8, slow(40)])
 def test_any_text_gets_a_verdict(box, examples):
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(code=anything, test=anything, text=anything)
@@ -999,7 +995,7 @@ SUM = {
             Scanner s = new Scanner(System.in); System.out.println(s.nextInt() + s.nextInt()); } }""")}
 
 
-@pytest.mark.parametrize("language", [pytest.param(x, marks=pytest.mark.slow) if x in ("c++", "java") else x for x in SUM])
+@pytest.mark.parametrize("language", [slow(x) if x in ("c++", "java") else x for x in SUM])
 def test_programs_of_other_languages_are_scored_and_leave_nothing(language):
     program, code = SUM[language]
     if not shutil.which(program):
@@ -1018,22 +1014,13 @@ def test_programs_of_other_languages_are_scored_and_leave_nothing(language):
 
 def test_a_language_that_is_unknown_or_not_installed_is_an_error_that_helps(box, monkeypatch):
     output = [{"input": "", "output": ""}]
-    with pytest.raises(ValueError, match="'javascript' is not python, c, c"):
-        one(box, "", output, "", "javascript")
-    with pytest.raises(ValueError, match="'probe' is not python, c, c[+][+], java$"):
-        one(box, "", output, "", "probe")  # with which the sandbox tries its own walls
-    with pytest.raises(ValueError, match="only python has assert tests"):
-        monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/" + name)
-        one(box, "", ["assert x"], "", "c")
-    with pytest.raises(ValueError, match="java needs javac.*apt-get install default-jdk-headless"):
-        monkeypatch.setattr(shutil, "which", lambda name: None)
-        one(box, "", output, "", "java")
-
-
-def test_a_toolchain_that_is_not_installed_opens_no_folder(monkeypatch):
+    refused("'javascript' is not python, c, c", one, box, "", output, "", "javascript")
+    refused("'probe' is not python, c, c[+][+], java$", one, box, "", output, "", "probe")  # which tries the walls
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/" + name)
+    refused("only python has assert tests", one, box, "", ["assert x"], "", "c")
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ValueError, match="no_such_compiler is not installed"):
-        languages.toolchain("no_such_compiler", ())
+    refused("java needs javac.*apt-get install default-jdk-headless", one, box, "", output, "", "java")
+    refused("no_such_compiler is not installed", languages.toolchain, "no_such_compiler", ())
 
 
 @pytest.mark.parametrize("stage", ["needs", "package", "suffix", "index"])
@@ -1047,13 +1034,11 @@ def test_a_judge_that_obeys_an_answer_gets_no_command_but_the_three(stage):
     (None, RIGHT, "add"), (ADD, "assert 1", "add"), (ADD, [3], "add"), (ADD, RIGHT, None),
     (ADD, [{"input": "x"}], ""), (ADD, [{"input": 1, "output": 1}], "")])
 def test_a_job_of_the_wrong_shape_is_refused(box, job):
-    with pytest.raises(ValueError, match="job 1: expected"):
-        box.run([(ADD, RIGHT, "add"), job])
+    refused("job 1: expected", box.run, [(ADD, RIGHT, "add"), job])
 
 
 def test_an_unknown_thing_cannot_be_accepted():
-    with pytest.raises(ValueError, match="gravity.*process, network"):
-        Pool(unsafe=("gravity", "read"))
+    refused("gravity.*process, network", Pool, unsafe=("gravity", "read"))
 
 
 def test_it_needs_the_standard_library_only():
@@ -1075,7 +1060,7 @@ FOLDERS = "/usr/bin", "/usr/local/bin", os.path.expanduser("~/.pyenv/versions/*/
 PYTHONS = sorted({os.path.realpath(p) for folder in FOLDERS for p in glob.glob(f"{folder}/python3.1[0-9]")})
 
 
-@pytest.mark.parametrize("python", [*PYTHONS[:1], *(pytest.param(p, marks=pytest.mark.slow) for p in PYTHONS[1:])])
+@pytest.mark.parametrize("python", [*PYTHONS[:1], *map(slow, PYTHONS[1:])])
 def test_every_python_from_3_10_runs_it(python):
     jobs = [(ADD, RIGHT, "add"), ("print(input())", [{"input": "x", "output": "x"}], "")]
     code = f"from judges.sandbox.pool import Pool\nwith Pool(workers=1) as box: print([v.passed for v in box.run({jobs})])"

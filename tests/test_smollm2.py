@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import shared
+from shared import refused
 
 import data
 import model
@@ -128,8 +129,7 @@ def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp
 
 def test_a_file_of_another_kind_is_refused(gguf, tmp_path):
     (tmp_path / "x").write_bytes(b"GGML" + b"\0" * 64)
-    with pytest.raises(ValueError, match="is not a GGUF file"):
-        smollm2.read_gguf(tmp_path / "x")
+    refused("is not a GGUF file", smollm2.read_gguf, tmp_path / "x")
     raw = gguf[0].read_bytes()
     at = raw.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16  # the type of that tensor
     (tmp_path / "y").write_bytes(raw[:at] + struct.pack("<I", 12) + raw[at + 4:])

@@ -9,6 +9,7 @@ import pytest
 import shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import refused
 
 import data
 from data import learn
@@ -86,8 +87,7 @@ def test_the_fast_trainer_learns_what_the_naive_one_learns(texts, size):
 def test_a_trained_vocabulary_has_the_size_that_was_asked_for_and_numbers_of_two_digits():
     assert TRAINED.vocab_size == 300 == TRAINED.eos_id + 1 == TRAINED.mask_id + 3
     assert len(TRAINED.encode(SAMPLE[0])) < 0.8 * len(BYTES.encode(SAMPLE[0]))
-    with pytest.raises(ValueError, match="too small.* need 259"):
-        learn.tokenizer(SAMPLE, 258)
+    refused("too small.* need 259", learn.tokenizer, SAMPLE, 258)
     tok = learn.tokenizer(["123 456 789 " * 50], 400)
     assert [tok.decode([i]) for i in tok.encode("123 456")] == ["12", "3", " 45", "6"]
 
@@ -251,8 +251,7 @@ def test_added_tokens_that_are_not_special_are_ordinary_text_and_a_chat_template
     assert json.loads((tmp_path / "saved/tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
     folder(tmp_path, tokenizer__json=spec())
     assert shared.facts(data.open_tokenizer(tmp_path, 314)) == shared.facts(FIXTURE)
-    with pytest.raises(ValueError, match="ids up to 313, its model only 313 ids"):
-        data.open_tokenizer(tmp_path, 313)
+    refused("ids up to 313, its model only 313 ids", data.open_tokenizer, tmp_path, 313)
 
 
 def test_a_model_without_a_mask_gets_one_after_its_last_id(tmp_path):
@@ -327,8 +326,7 @@ def cut_by(*steps, use_regex=True):
     ({"tokenizer__json": spec(model={"type": "Unigram"})}, "no tokenizer at .*Missing vocab"),
 ])
 def test_a_file_that_cannot_be_used_is_explained_in_a_sentence(tmp_path, files, message):
-    with pytest.raises(ValueError, match=message):
-        data.open_tokenizer(folder(tmp_path, **files))
+    refused(message, data.open_tokenizer, folder(tmp_path, **files))
 
 
 @pytest.mark.parametrize("change", [

@@ -1,11 +1,11 @@
 """How files of variants/ add to the tables of the core, and what happens when somebody sets a name."""
-import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+from shared import refused, without
 
 import config
 import diffusion
@@ -76,8 +76,7 @@ def test_a_name_that_a_user_has_set_stays_theirs_when_the_file_that_has_it_is_im
     monkeypatch.setitem(table, name, mine)
     monkeypatch.delitem(sys.modules, f"variants.{file}")
     monkeypatch.setattr(sys.modules["variants"], file, None)  # which is restored, as the import sets it
-    with pytest.raises(ValueError, match="rule='nowhere': one of"):  # this imports all variants
-        sample.Plan(rule="nowhere")
+    refused("rule='nowhere': one of", sample.Plan, rule="nowhere")  # this imports all variants
     assert f"variants.{file}" in sys.modules and table[name] is mine
 
 
@@ -94,16 +93,8 @@ def test_the_options_of_sampling_have_the_keys_of_the_rules_in_variants():
 
 
 WITHOUT = """
-import glob, sys
+import glob
 from pathlib import Path
-
-class Hide:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name == f"variants.{sys.argv[1]}":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Hide)
 import config, sample
 from system import sections
 
@@ -127,7 +118,7 @@ assert "one of quota" in said(lambda: sample.Plan(rule="nowhere"))
 @pytest.mark.slow
 @pytest.mark.parametrize("file", sorted(path.stem for path in Path("variants").glob("*.py")))
 def test_without_a_file_all_works_but_what_imports_it_or_names_what_it_has(file):
-    done = subprocess.run([sys.executable, "-c", WITHOUT, file], capture_output=True, text=True)
+    done = without(f"variants.{file}", "-c", WITHOUT)
     assert not done.returncode, done.stderr
     names = {file} | {name for name, of in sections.FILE_OF.items() if of == file}
     assert all(any(name in line for name in names) for line in done.stdout.splitlines()), done.stdout

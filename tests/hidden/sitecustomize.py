@@ -1,6 +1,6 @@
-"""Hide the packages in UNMASK_HIDDEN from every Python below, to see what the tests do on a machine that lacks them.
+"""Hide the packages and modules in UNMASK_HIDDEN from every Python below, to see what it does without them.
 
-    UNMASK_HIDDEN=pyarrow,torch PYTHONPATH=tests/hidden python -m pytest
+    UNMASK_HIDDEN=pyarrow,variants.moe PYTHONPATH=tests/hidden python -m pytest
 """
 import os
 import sys
@@ -13,7 +13,7 @@ class Hide:
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name.partition(".")[0] in HIDDEN:
+        if {name, name.partition(".")[0]} & HIDDEN:
             raise ModuleNotFoundError(f"No module named {name!r} (hidden)", name=name)
 
 
