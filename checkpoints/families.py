@@ -201,7 +201,7 @@ def family_of(cfg: model.ModelConfig) -> str:
         "no Hugging Face family has these switches together: "
         + ", ".join(f"{field}={value}" for field, value in said.items())
         + "; there are "
-        + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items())
+        + ("; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items()) or "none")
     )
 
 

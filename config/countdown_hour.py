@@ -3,8 +3,10 @@ Pretrain a block diffusion model of 1.9M parameters on countdown as papers test 
 target from 10 to 100. The 400,000 rows are made first, in 80 seconds.
 
     python train.py config/countdown_hour.py
-    python sample.py out/countdown_hour --data=FILE --out=filled.jsonl          # rows {"prompt": "44,15,79=50:"}
+    python sample.py out/countdown_hour --data=FILE --out=filled.jsonl
     python rewards.py filled.jsonl --rewards=countdown
+
+A row of FILE is {"prompt": "44,15,79=50:", "numbers": [44, 15, 79], "target": 50}.
 
 11,000 steps, 57 minutes in all on 2 cores of an idle AMD EPYC (Zen 4), which multiply large matrices at 150 to 180
 GFLOP/s: 82.2% of 1,000 held-out puzzles greedily, 78.3% of 400 sampled. After every 1,100 steps (5.6 minutes) greedy

@@ -251,7 +251,9 @@ def sample(options):
         say(f"row {n} of {len(jobs)}: {label}")
         times = dict(in_turns(same_tokens(*job), options.rounds))
         rates = [f"{n / s[0]:.0f}" for s in times.values() for n in (steps, tokens)]
-        return [label, steps, *rates] + [f"{times['LLaDA'][0] / times['ours'][0]:.2f}"] * bool(torch)
+        if torch:
+            rates.append(f"{times['LLaDA'][0] / times['ours'][0]:.2f}")
+        return [label, steps, *rates]
 
     print()
     head = ["", "steps", "forwards/s", "tokens/s"] + ["LLaDA forwards/s", "tokens/s", "times as fast"] * bool(torch)
@@ -924,6 +926,8 @@ def main():
                 jax.config.update("jax_disable_most_optimizations", True)  # a quick compile is all that is wanted
         folder = os.path.dirname(getattr(options, "picture", ""))
         os.makedirs(folder or ".", exist_ok=True)  # now, not after half an hour
+        if getattr(options, "picture", ""):
+            comparison.require_matplotlib()
         COMMANDS[options.command](options)
     except (ValueError, OSError) as e:
         raise SystemExit(f"error: {unknown.explain(e)}") from None

@@ -361,6 +361,14 @@ def span(low, high, form):
     return "one seed" if np.isnan(low) else f"{low:{form}} to {high:{form}}"
 
 
+def require_matplotlib():
+    """Raise a ValueError if matplotlib is not installed, before the runs that are to be drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ValueError("--picture needs matplotlib, which is not installed: pip install matplotlib") from None
+
+
 def picture(gains, path):
     """Draw the gains of all methods: a point is the interquartile mean, a bar its 95% interval."""
     from matplotlib import pyplot

@@ -219,6 +219,13 @@ def main():
     parser.add_argument("--show", action="store_true", help="run nothing")
     parser.add_argument("--picture", help="draw a picture into this file")
     options = parser.parse_args()
+    if options.picture:
+        import compare
+
+        try:
+            compare.require_matplotlib()
+        except ValueError as error:
+            raise SystemExit(f"error: {error}") from None
     if not options.show:
         begun = time.time()
         run_all(options)

@@ -236,6 +236,8 @@ def main():
     p.add_argument("--report", action="store_true")
     asked = p.parse_args()
     if asked.report:
+        if not os.path.exists(asked.out):
+            raise SystemExit(f"error: {asked.out} is not there: tests/mutate.py without --report writes it")
         return report(asked.out)
     os.makedirs(os.path.dirname(asked.out) or ".", exist_ok=True)
     done = [json.loads(line) for line in open(asked.out)] if os.path.exists(asked.out) else []

@@ -1,6 +1,7 @@
 """tests/bench.py: every command runs, at sizes that say nothing about speed."""
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -71,6 +72,28 @@ def test_sample_compares_samplers_that_agree():
     (cells,) = (cells for label, cells in rows.items() if label.startswith("toy"))
     ours, theirs = float(cells[1]), float(cells[3])
     assert float(cells[5]) == pytest.approx(ours / theirs, rel=0.1)
+
+
+@pytest.mark.slow
+def test_sample_has_its_own_rates_without_torch(here, monkeypatch):
+    monkeypatch.setattr(bench, "prepare", lambda: (None, None))
+    _, rows = here("sample", "--toy")
+    (cells,) = (cells for label, cells in rows.items() if label.startswith("toy"))
+    assert len(cells) == 3 and float(cells[1]) > 0
+
+
+@pytest.mark.parametrize("words", [["bench.py", "truth", "--picture=x.png"], ["controls.py", "--show", "--picture=x"]])
+def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(words):
+    env = os.environ | {"UNMASK_HIDDEN": "matplotlib", "PYTHONPATH": "tests/hidden"}
+    done = subprocess.run([sys.executable, f"tests/{words[0]}", *words[1:]], capture_output=True, text=True, env=env)
+    assert not done.stdout and done.stderr == "error: --picture needs matplotlib, which is not installed: " \
+                                              "pip install matplotlib\n"  # fmt: skip
+
+
+def test_a_report_of_changes_that_were_not_made_says_so(tmp_path):
+    command = [sys.executable, "tests/mutate.py", "--report", f"--out={tmp_path}/none.jsonl"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stderr == f"error: {tmp_path}/none.jsonl is not there: tests/mutate.py without --report writes it\n"
 
 
 @pytest.mark.slow

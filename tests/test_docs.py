@@ -99,6 +99,26 @@ def test_every_file_and_function_that_a_page_names_is_there(path):
             assert is_key or hasattr(importlib.import_module(CODE[module]), name), f"{module}.{name}"
 
 
+def commands(text):
+    """Find the words of each `python train.py config/...` of a page or a docstring, without those for its other pages.
+
+    They end at a comment, and where prose begins in a column of its own."""
+    lines = re.findall(r"python train\.py (config/[^#`\n]*)", re.sub(r" *\\+\n\s*", " ", text))
+    words = [re.split(" {3,}|&&", line)[0].replace('"', "'") for line in lines if line.count('"') % 2 == 0]
+    return [re.findall(r"(?:^|--(?!model=|plan=|anatomy=|key=)[\w.]+=)(?:'[^']*'|[^\s'])+", line) for line in words]
+
+
+def test_every_key_in_a_command_of_a_page_or_a_docstring_is_one():
+    of_any = config.Config(objective="grpo", init_from="x")
+    files, count = [*READ, *glob.glob("*.py"), *glob.glob("*/*.py"), *glob.glob("data/*/*.py")], 0
+    for recipe, *flags in (words for file in files for words in commands(read(file))):
+        _, args = config.parse_arguments(flag.replace("'", "") for flag in flags)
+        cfg = config.run_file(recipe)["config"] if os.path.exists(recipe) else of_any
+        config.override(cfg, args | {"out_dir": "out/new"} if "resume" not in args else args)
+        count += 1
+    assert count > 100
+
+
 def test_the_flags_with_which_authors_sampled_are_a_plan():
     table = read("docs/checkpoints.md").split("## How did the authors sample?")[1].split("\n## ")[0]
     flags = re.findall("`(--.+=.+?)`", table)
@@ -106,6 +126,20 @@ def test_the_flags_with_which_authors_sampled_are_a_plan():
     for found in map(str.split, flags):
         options, others = options_of_sample.parser().parse_known_args(["folder", *found])
         assert not others and sections.changed(sample.Plan(), complete.typed_plan(options))
+
+
+def test_the_row_that_a_recipe_shows_has_what_its_reward_reads():
+    row = json.loads(re.search(r"\{.*\}", read("config/countdown_hour.py").split('"""')[1])[0])
+    columns = {name: [value] for name, value in row.items() if name != "prompt"}
+    reward = rewards.resolve(["countdown"])["countdown"]
+    found = rewards.call_reward("countdown", reward, [row["prompt"]], ["79-44=35,35+15=50"], columns)
+    assert np.asarray(found).tolist() == [1.0]
+
+
+def test_the_flags_of_experts_make_a_model_that_a_folder_can_hold():
+    flags = re.search(r"`(--moe[^`]*)`", read("docs/checkpoints.md"))[1].split()
+    _, args = config.parse_arguments(flags)
+    assert huggingface.family_of(config.override(config.Config(), args).model) == "sdar_moe"
 
 
 def test_the_lines_of_the_page_draw_two_runs_over_each_other(tmp_path, monkeypatch):
@@ -274,6 +308,7 @@ def test_the_attention_of_the_page_is_a_variant_that_adds_its_mask(monkeypatch):
     assert far[0].tolist() == (np.abs(np.subtract.outer(np.arange(4), np.arange(4))) < 2).tolist()
     assert model.attention_mask(model.ModelConfig(), None, z)(0).mask is None and cfg.mask == "local"
     refused("blocks.Shape and local.Shape exclude each other", model.ModelConfig, use=(local.Shape(), blocks.Shape()))
+    refused("together: .*local.reach=2; there are none$", huggingface.family_of, cfg)
 
 
 def test_the_step_of_the_page_changes_advantages(monkeypatch):

@@ -382,6 +382,7 @@ def test_rows_come_from_a_file_and_a_model_without_a_run_has_none(folder, capsys
 @pytest.mark.parametrize("arguments, message", [
     (["--page=X", "--rule=factor"], "rule='factor': the page has only quota, threshold, static, dynamic; give --rule="),
     (["--page=X", "--top_k=3"], "top_k=3: the page has no such setting, give --top_k=None"),
+    (["--page=X", "--repetition_penalty.penalty=1.3"], "penalty=1.3: the page has no such setting, leave it out"),
     (["--page=X", "--prompt=a"], "--page and --prompt do not"), (["--page=X", "--show"], "--show and --page do not"),
     (["--page=X", "--out=x.jsonl"], "--page and --out do not go together"),
     (["out/other"], "error: only --page=FILE.html takes a second folder, to show two models side by side\n"),
@@ -389,6 +390,15 @@ def test_rows_come_from_a_file_and_a_model_without_a_run_has_none(folder, capsys
 def test_flags_that_the_page_does_not_have_are_refused(folder, capsys, tmp_path, arguments, message):
     code, out, err = completed(capsys, folder, *(word.replace("X", f"{tmp_path}/x.html") for word in arguments))
     assert code == 2 and message in err and not (tmp_path / "x.html").exists()
+
+
+def test_a_run_with_a_rule_that_the_page_lacks_has_a_page_with_another_rule(folder, capsys, tmp_path):
+    of_run = {"config": SUDOKU | {"rule": "entropy", "entropy.budget": 0.3, "model.mlp": "dense"}}
+    (tmp_path / "tiny_grpo/step-000003/run.json").write_text(json.dumps(of_run))
+    code, _, err = run(capsys, folder, f"--page={tmp_path}/x.html")
+    assert code == 2 and "rule='entropy': the page has only quota" in err and "give --rule=quota" in err
+    code, _, err = run(capsys, folder, f"--page={tmp_path}/x.html", "--rule=quota")
+    assert code == 0 and content_of(f"{tmp_path}/x.html")["plan"]["rule"] == "quota", err
 
 
 def test_models_that_the_page_cannot_run_are_refused(tmp_path):

@@ -113,6 +113,10 @@ def test_a_part_is_made_on_first_use_and_an_unknown_one_is_answered_with_those_t
     said = capfd.readouterr().out
     assert "a random llada of 147,776 parameters. This shows that a recipe runs; nothing can be learnt" in said
     assert len(data.load(tmp_path / "gsm8k", "train")) == 16 and len(data.load(tmp_path / "gsm8k", "val")) == 8
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.setattr(tiny, "tokenizer", tiny.tokenizer.__wrapped__)
+    with pytest.raises(SystemExit, match="which is not installed: pip install tokenizers"):
+        tiny.main(["llada"])
     with pytest.raises(SystemExit, match="makes llada, .*, gemma2, a2d, gsm8k, .*acecode; asked for was mamba"):
         tiny.main(["mamba"])
 

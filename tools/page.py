@@ -25,8 +25,9 @@ import data
 from checkpoints import checkpoint
 from data import texts
 from loop import report, same_run
+from sample import RULES as ALL_RULES
 from sample import Plan
-from system import disk, index, sections
+from system import disk, sections
 from system.tokens import bpe
 
 LARGEST = 5_000_000  # parameters
@@ -34,11 +35,10 @@ HELD_OUT = 100  # rows
 # What page.js knows; a test compares both with sample.py.
 ORDERS = "confidence", "margin", "entropy", "left", "random", "sampled"
 RULES = "quota", "threshold", "static", "dynamic"
-PLAN = set("order rule steps block_len early_end threshold temperature".split())
-PLAN |= {"cache"}  # which the page does without
+PLAN = set("order rule steps block_len early_end threshold temperature cache".split())  # it does without the cache
 SWITCHES = set("vocab_size n_layer n_head n_kv_head d_model d_head d_ff causal shift".split())
 SWITCHES |= set("qkv_bias qk_norm tie_embeddings rope_theta norm_eps mask_id eos_id pad_id bos_id".split())
-SWITCHES |= {"mask", "read", "rotary", "blocks.block", "rope.scaling"}
+SWITCHES |= set("mask read rotary blocks.block rope.scaling".split())
 SWITCHES |= {"dtype", "remat", "max_positions"}  # which change no result but by rounding
 EXACT = "exact", "sudoku", "sudoku_all"  # rewards that only the answer of a row satisfies
 
@@ -118,9 +118,11 @@ def check_plan(plan):
     for name, value, known in (("order", plan.order, ORDERS), ("rule", plan.rule, RULES)):
         if value not in known:
             raise ValueError(f"{name}={value!r}: the page has only {', '.join(known)}; give --{name}={known[0]}")
+    plain = sections.flat(Plan())
     for name, value in differing(plan, PLAN).items():
-        default = sections.flat(Plan()).get(name, index.default_of(name))
-        raise ValueError(f"{name}={value}: the page has no such setting, give --{name}={default}")
+        if name.partition(".")[0] not in ALL_RULES:  # the keys of a rule change nothing in another one
+            advice = f"give --{name}={plain[name]}" if name in plain else "leave it out"
+            raise ValueError(f"{name}={value}: the page has no such setting, {advice}")
 
 
 # ---- what it holds ---------------------------------------------------------------------------------------------------

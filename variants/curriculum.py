@@ -1,7 +1,7 @@
 """
 Learn from easy rows first, or only from rows of some difficulties, which the rows say in the column `difficulty`:
 
-    python train.py config/x.py --difficulty=1,2 --curriculum="((0, 1), (500, 2))"
+    python train.py config/x.py --curriculum.difficulty=1,2 --curriculum.schedule="((0, 1), (500, 2))"
 """
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -225,8 +225,11 @@ def main(names):
     known = [*MODELS, *ROWS]
     if not names or not set(names) <= set(known):
         raise SystemExit(f"data/tiny makes {', '.join(known)}; asked for was {' '.join(names) or 'nothing'}")
-    for name in names:
-        make(name)
+    try:
+        for name in names:
+            make(name)
+    except ValueError as error:  # the package tokenizers is not there
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":
