@@ -395,10 +395,10 @@ def test_flags_that_the_page_does_not_have_are_refused(folder, capsys, tmp_path,
 def test_a_run_with_a_rule_that_the_page_lacks_has_a_page_with_another_rule(folder, capsys, tmp_path):
     of_run = {"config": SUDOKU | {"rule": "entropy", "entropy.budget": 0.3, "model.mlp": "dense"}}
     (tmp_path / "tiny_grpo/step-000003/run.json").write_text(json.dumps(of_run))
-    code, _, err = run(capsys, folder, f"--page={tmp_path}/x.html")
+    code, _, err = completed(capsys, folder, f"--page={tmp_path}/x.html")
     assert code == 2 and "rule='entropy': the page has only quota" in err and "give --rule=quota" in err
-    code, _, err = run(capsys, folder, f"--page={tmp_path}/x.html", "--rule=quota")
-    assert code == 0 and content_of(f"{tmp_path}/x.html")["plan"]["rule"] == "quota", err
+    code, _, err = completed(capsys, folder, f"--page={tmp_path}/x.html", "--rule=quota")
+    assert code == 0 and page_data(f"{tmp_path}/x.html")["plan"]["rule"] == "quota", err
 
 
 def test_models_that_the_page_cannot_run_are_refused(tmp_path):
