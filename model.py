@@ -151,12 +151,12 @@ def stored_dtype(name: str, dtype: str) -> str:
 
 
 def cast(params: dict, dtype: str) -> dict:
-    """Convert parameters to `dtype`, except those that `stored_dtype` keeps in float32."""
+    """Convert parameters to `dtype`, except those that `stored_dtype` keeps in float32, and `Packed` ones."""
 
     def leaf(path, x):
-        return x.astype(stored_dtype(path[-1].key, dtype))
+        return x if kernels.is_packed(x) else x.astype(stored_dtype(path[-1].key, dtype))
 
-    return jax.tree_util.tree_map_with_path(leaf, params)
+    return jax.tree_util.tree_map_with_path(leaf, params, is_leaf=kernels.is_packed)
 
 
 def width(params: dict) -> int | None:

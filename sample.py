@@ -496,6 +496,7 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
     check(cfg, plan)
     keys = key_per_row(key, len(z))
     fill = sampler_of(cfg, plan).fill
+    params = model.cast(params, cfg.dtype)  # once: XLA would convert all matrices in each pass
     return sharding.replicate(fill(params, keys, z, cfg, plan, valid, group))
 
 

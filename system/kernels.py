@@ -40,6 +40,10 @@ class Packed:
         """Return the matrix (I, O)."""
         raise NotImplementedError
 
+    def multiplied(self, x, dtype):
+        """Return `matmul` of x and this matrix."""
+        return matmul(x, self.numbers(), dtype)
+
 
 def is_packed(x):
     """True if x is a `Packed`, a leaf of a tree of parameters."""
@@ -54,7 +58,7 @@ def matmul(x, w, dtype=None):
     if is_packed(w):
         from system import remat
 
-        return remat.recomputed(lambda w, x: matmul(x, remat.after(x, w).numbers(), dtype), w, x)
+        return remat.recomputed(lambda w, x: remat.after(x, w).multiplied(x, dtype), w, x)
     *sides, n_in = x.shape
     rows = x.reshape(-1, n_in).astype(w.dtype)
     multiply = jnp.matmul

@@ -4,10 +4,15 @@ Compute again in the backward pass what would else be kept in memory.
 
 import jax
 
+from system import sharding
+
 
 def after(first, tree):
-    """Return a tree of arrays in a form that XLA cannot compute before the array `first` is there. 0 times a number of
-    `first` is added to them; XLA does not know that this is 0, because the number may be infinite."""
+    """Return a tree of arrays in a form that XLA cannot compute before the array `first` is there. On a CPU, where XLA
+    drops barriers, 0 times a number of `first` is added to them: it does not know that this is 0, because the number
+    may be infinite."""
+    if not sharding.on_cpu():
+        return jax.lax.optimization_barrier((first, tree))[1]
     zero = 0 * jax.lax.stop_gradient(first).reshape(-1)[0].astype("float32")
     return jax.tree.map(lambda a: a + zero.astype(a.dtype), tree)
 

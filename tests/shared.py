@@ -302,3 +302,12 @@ def all_paths(choice, mask, length=3):
 
     go(np.full(length, mask), np.full(length, -1), 1.0, 0)
     return (np.array(a) for a in zip(*done, strict=True))
+
+
+def equations(program, in_loop=False):
+    """Yield (equation, is it in a loop) of a jaxpr and of all within it."""
+    for equation in program.eqns:
+        yield equation, in_loop
+        for part in jax.tree.leaves([*equation.params.values()], is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(part, "eqns"):
+                yield from equations(part, in_loop or equation.primitive.name == "while")

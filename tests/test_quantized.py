@@ -100,6 +100,14 @@ def test_a_model_of_codes_computes_with_the_numbers_that_they_stand_for(bits, fa
     assert far / 20 < gap < 10 * far
 
 
+def test_8_bits_are_multiplied_as_codes_and_their_sums_are_scaled():
+    """So a GPU converts codes within the product. (It does not multiply them there.)"""
+    x, w = jnp.ones((3, 8), "bfloat16"), quantized.empty((8, 16), 8, "bfloat16")
+    program = jax.make_jaxpr(kernels.matmul)(x, w)
+    found = [e for e, _ in shared.equations(program) if e.outvars[0].aval.shape == (8, 16)]
+    assert {e.primitive.name for e in found} == {"add", "convert_element_type"}
+
+
 @pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_gradient_of_adapters_is_that_beside_plain_numbers_and_that_of_finite_differences(bits, folder):
     params, cfg = loaded(folder, bits)

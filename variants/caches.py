@@ -86,9 +86,7 @@ def prefill(params, z, cfg, valid, group):
 
     From a row's first mask on (in a block model, from its block on) it is wrong, and is computed again before it is
     read."""
-    z = z[::group]
-    if valid is not None:
-        valid = valid[::group]
+    z, valid = one_of_each_group((z, valid), group)
     B, T = z.shape
     cache = new_cache(cfg, B, T)
     everything = 0, T

@@ -68,6 +68,12 @@ class Int8(kernels.Packed):
     def numbers(self):
         return (self.codes * self.scale).astype(self.dtype)
 
+    def multiplied(self, x, dtype):
+        """Multiply x by codes, then scale. A GPU makes numbers of codes within a product, if nothing else is done to
+        them."""
+        sums = kernels.matmul(x, self.codes.astype(self.dtype), "float32")
+        return (sums * self.scale).astype(dtype or kernels.between(self.dtype))
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -152,24 +158,16 @@ def packed(matrix, bits, dtype) -> Int8 | Int4:
     return (Int8 if bits == 8 else Int4)(**jax.tree.map(jnp.asarray, found), dtype=dtype)
 
 
-def check_shape(name, shape):
-    """Raise a ValueError if the matrix of this name cannot be stored in 4 bits."""
-    if shape[0] % BLOCK:
-        raise ValueError(f"quantized.bits=4: {name} has {shape[0]} inputs, and {BLOCK} of them share a scale: take "
-                         "quantized.bits=8")  # fmt: skip
-
-
-def packing(bits) -> Callable | None:
+def packing(bits) -> Callable:
     """Make pack(name, shape, fetch, dtype) -> the matrix of this name as codes; None: it stays numbers. fetch(): its
-    numbers; fetch None: codes that are 0. bits None: there is no such function."""
-    if bits is None:
-        return None
+    numbers; fetch None: codes that are 0."""
 
     def pack(name, shape, fetch, dtype):
         if name.startswith(("router", "expert")) or len(shape) != 2:
             return None
-        if bits == 4:
-            check_shape(name, shape)
+        if bits == 4 and shape[0] % BLOCK:
+            raise ValueError(f"quantized.bits=4: {name} has {shape[0]} inputs, and {BLOCK} of them share a scale: take "
+                             "quantized.bits=8")  # fmt: skip
         return packed(fetch(), bits, dtype) if fetch else empty(shape, bits, dtype)
 
     return pack

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+import model
 import sample
 from system import sharding
 
@@ -29,6 +30,7 @@ def in_turn(params, keys, z, cfg, plan, valid, size, group):
     """Fill z (N, T) as `sample.generate` does, in `size` slots, a divisor of N. keys (N,), valid (N, T) or None.
     n_steps is the mean number of passes per row."""
     sample.check(cfg, plan)
+    params = model.cast(params, cfg.dtype)
     N = len(z)
     start = first_steps(params, keys, z, cfg, plan, valid, size, group)
 
