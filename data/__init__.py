@@ -22,7 +22,6 @@ import functools
 import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -118,20 +117,7 @@ def find(dataset: str) -> Path:
         return ROOT / dataset
     from data import hub  # your own, or one of huggingface.co
 
-    return hub.find(dataset, local_copy(prepare(dataset), "dataset"), names, files_of)
-
-
-@functools.cache
-def local_copy(name: Any, kind: str = "model") -> Any:
-    """Download a model or data set ORG/NAME of huggingface.co -> its folder; a path of this machine stays as it is."""
-    org = str(name).partition("/")[0]
-    # A path whose first part is here is mistyped, or the folder of a run that is still to come.
-    is_local = org == "out" or Path(org).exists() or (ROOT.parent / org).exists()
-    if is_local or not re.fullmatch(r"[\w.-]*\w/[\w.-]+(/[\w.-]+)?", str(name)):
-        return name
-    from data import hub
-
-    return hub.download(str(name), kind, SUFFIXES)
+    return hub.find(dataset, hub.local_copy(prepare(dataset), SUFFIXES), names, files_of)
 
 
 def cache_folder() -> str:

@@ -3,8 +3,10 @@ Data sets that are not below data/: your own, and those of huggingface.co, which
 huggingface_hub downloads.
 """
 import difflib
+import functools
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,14 @@ def find(dataset: str, path: Any, names: list[str], files_of: Callable[[Path, st
 
     path: of its files here, if they are; names: the data sets below data/; files_of: data.files_of
     """
-    if not path or not Path(path).exists():
+    there = Path(path)
+    if not path or not there.exists():
         raise ValueError(f"no data set {str(dataset)!r}: {what_else(str(dataset), names)}")
-    if not (Path(path).is_file() or Path(path).is_dir()):
+    if not (there.is_file() or there.is_dir()):
         raise ValueError(f"{path} is neither a file nor a folder, so it has no rows")
     if path == dataset:
-        return Path(path)
-    return part_with_rows(Path(path), [p for p in (Path(path), *Path(path).glob("*/")) if files_of(p, "train")])
+        return there
+    return part_with_rows(there, [p for p in (there, *there.glob("*/")) if files_of(p, "train")])
 
 
 def what_else(dataset, names):
@@ -32,26 +35,28 @@ def what_else(dataset, names):
     return f"{mistyped}There are {', '.join(names)}, or give a folder or a file of your own"
 
 
-def download(name: str, kind: str, suffixes: Iterable[str]) -> str:
-    """Download a model or data set ORG/NAME, or a part of one, ORG/NAME/PART -> its folder.
-
-    kind: "model" or "dataset"
-    suffixes: of the files of rows of a data set
-    """
-    org, repo, under = (*name.split("/"), "")[:3]
+@functools.cache
+def local_copy(name: Any, rows: tuple[str, ...] = ()) -> Any:
+    """Download a model or data set ORG/NAME of huggingface.co, or a part of one, ORG/NAME/PART -> its folder; a path of
+    this machine stays as it is. rows: suffixes of the files of a data set; (): it is a model."""
+    org, *parts = str(name).split("/")
+    # A path whose first part is here is mistyped, or the folder of a run that is still to come.
+    is_local = org == "out" or Path(org).exists() or (Path(__file__).parents[1] / org).exists()
+    if is_local or not re.fullmatch(r"[\w.-]*\w/[\w.-]+(/[\w.-]+)?", str(name)):
+        return name
+    (repo, under), kind = (*parts, "")[:2], "dataset" if rows else "model"
     try:
         import huggingface_hub
 
-        files = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.tiktoken"]
-        if kind == "dataset":
-            files = [f"{under}*{suffix}" for suffix in suffixes]
+        of_model = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.tiktoken"]
+        files = [f"{under}*{suffix}" for suffix in rows] or of_model
         copy = huggingface_hub.snapshot_download(f"{org}/{repo}", repo_type=kind, allow_patterns=files)
         return os.path.join(copy, under)
     except ImportError:
         why = "that needs the package huggingface_hub: pip install huggingface_hub"
     except Exception as e:  # the network, a licence to be accepted, an unknown name
         why = (str(e).strip() or type(e).__name__).splitlines()[0]
-    raise ValueError(f"{name!r} is nothing here, and as a {kind} of huggingface.co it cannot be had: {why}")
+    raise ValueError(f"{str(name)!r} is nothing here, and as a {kind} of huggingface.co it cannot be had: {why}")
 
 
 def part_with_rows(folder: Path, with_rows: list[Path]) -> Path:

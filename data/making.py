@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from data import Row, learn, local_copy, read_jsonl, readers
+from data import SUFFIXES, Row, hub, learn, read_jsonl, readers
 
 
 def write_whole(path: str | Path, text: str) -> None:
@@ -61,5 +61,5 @@ def save_downloaded(folder: Any, name: str, ours: Callable[[Row], Row]) -> None:
 
 def downloaded(name: str) -> list[Row]:
     """Download a data set of huggingface.co -> the rows of its Parquet files, as they are."""
-    files = sorted(Path(local_copy(name, "dataset")).rglob("*.parquet"))
+    files = sorted(Path(hub.local_copy(name, SUFFIXES)).rglob("*.parquet"))
     return [row for file in files for row in readers.read_parquet(file, file.read_bytes())]

@@ -19,7 +19,7 @@ import diffusion
 import model
 from checkpoints import checkpoint
 from checkpoints.best import best_checkpoint
-from data import texts
+from data import hub, texts
 from system import sharding
 
 MAX_LEN = 4096  # the most tokens of prompt and completion that a judge reads
@@ -129,7 +129,7 @@ def coherence(
 
 def load(folder: Any, dtype: str = "float32") -> Callable:
     """Load a judge -> its reward. dtype: to compute in."""
-    found, _ = best_checkpoint(data.local_copy(folder))
+    found, _ = best_checkpoint(hub.local_copy(folder))
     run = checkpoint.read_run(found)
     best, keys = run.get("best") or {}, run.get("config", {})
     params, cfg = checkpoint.load(found, dtype)

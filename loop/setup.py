@@ -113,7 +113,9 @@ def find_or_train(path: str, train: Callable, base: Config | None = None) -> str
     refused if it was trained with other keys.
     """
     if not path.endswith(".py"):
-        return data.local_copy(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
+        from data import hub
+
+        return hub.local_copy(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
     base = base or config.read_file(path)
     steps = checkpoint.steps(base.out_dir)
     run = checkpoint.read_run(checkpoint.find(base.out_dir)) if steps else {}

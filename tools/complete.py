@@ -22,6 +22,7 @@ import data
 import sample
 from checkpoints import adapters, checkpoint, huggingface
 from checkpoints.best import best_checkpoint
+from data import hub
 from loop import runs
 from sample import Plan
 from system import sections, sharding, unknown
@@ -48,7 +49,7 @@ def visible(text: str) -> str:
 
 def best_in(folder):
     """Choose the best checkpoint in a folder, which is downloaded or made first if need be."""
-    return best_checkpoint(data.local_copy(data.prepare(folder)))
+    return best_checkpoint(hub.local_copy(data.prepare(folder)))
 
 
 def find_model(folder, open_as=None, dtype=None, bits=None, packed=True):
