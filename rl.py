@@ -22,6 +22,7 @@ import optax
 import config
 import diffusion
 import grpo
+import model
 import rewards
 import sample
 from data.texts import completion_ids
@@ -157,7 +158,7 @@ def roll_out(params, key, prompts, cfg) -> Rollout:
     repeat = functools.partial(np.repeat, repeats=cfg.group_size, axis=0)
     arrays = jax.tree.map(repeat, prompts.arrays())
     completion, size = arrays.maskable, sharding.round_up(config.rollout_rows(cfg))
-    plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
+    plan = sample.plan(cfg, cfg.temperature, cfg.early_end)
     keys = sample.row_keys(key, len(completion))
     tokens, trace = sample.fill_rows(params, keys, arrays, cfg, plan, size, cfg.group_size)
     counts = loss_mask(tokens, completion, cfg.model.ends, cfg)
@@ -253,6 +254,7 @@ def logp_of(params, r: Rollout, views, cfg):
     def of_part(part):
         return policy_logp(params, *part, cfg)[0]
 
+    params = model.cast(params, cfg.model.dtype)  # once: XLA would convert all matrices for each micro-batch
     logp = jax.lax.map(of_part, sharding.cut((r, views), cfg.gradient_accumulation_steps))
     return sharding.replicate(sharding.joined(logp))
 

@@ -503,15 +503,15 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
 # ---- for a run -------------------------------------------------------------------------------------------------------
 
 
-def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
-    """Make the Plan of a run from the keys of its Config. steps None: cfg.diffusion_steps; a
-    block_len of None becomes max_new_tokens, except in a block model."""
+def plan(cfg, temperature, early_end=True) -> Plan:
+    """Make the Plan of a run from the keys of its Config. A block_len of None becomes max_new_tokens, except in a block
+    model."""
     whole = None if cfg.model.block else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
     of_rule = sections.variant_named(RULES, cfg.rule)
     return Plan(
         order=cfg.order,
         rule=cfg.rule,
-        steps=steps or cfg.diffusion_steps,
+        steps=cfg.diffusion_steps,
         block_len=cfg.block_len or whole,
         cache=cfg.cache,
         early_end=early_end,

@@ -138,7 +138,6 @@ class Config:
     judge_from: str | None = key(None, "model of the reward `judge`: a folder or a config file", SOURCE)
 
     group_size: int = key(8, "completions per prompt, compared with each other", GROUP, section="grpo: rollouts")
-    rollout_steps: int | None = key(None, "denoising steps of a rollout; None: diffusion_steps", POSITIVE_INT)
     rollout_chunk: int | None = key(None, "most completions or val rows to fill at a time; None: all", POSITIVE_INT)
     early_end: bool = key(False, "stop a row once all tokens before its end of text are filled (evaluations always do)")
     updates_per_rollout: int = key(1, "passes over the completions, each with new masks", POSITIVE_INT)

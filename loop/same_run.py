@@ -46,7 +46,7 @@ GONE = {
     "model.noise": "mask",
 }
 # Keys that only runs of grpo read.
-OF_GRPO = ("logp_est logp_views group_size rollout_steps early_end updates_per_rollout keep_completions "
+OF_GRPO = ("logp_est logp_views group_size early_end updates_per_rollout keep_completions "
            "minibatch_size score_after_end adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level "
            "loss_type aggregation clip_low clip_high kl_est").split()  # fmt: skip
 

@@ -105,7 +105,7 @@ def rollout_flops(cfg):
     m, new = cfg.model, cfg.max_new_tokens
     T = cfg.max_prompt_len + new
     rows = cfg.batch_size * cfg.group_size
-    steps = cfg.rollout_steps or cfg.diffusion_steps
+    steps = cfg.diffusion_steps
     one_pass = functools.partial(pass_flops, cfg)
     if m.causal:  # the cache holds the rest: every token is read once
         return one_pass(rows, new, T, T)

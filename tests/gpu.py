@@ -550,7 +550,7 @@ class Sampling(NamedTuple):
         keys and values of all columns."""
         m, T = self.cfg, self.prompt + self.new
         run = types.SimpleNamespace(objective="grpo", model=m, max_prompt_len=self.prompt, max_new_tokens=self.new,
-                                    batch_size=B, group_size=1, rollout_chunk=None, rollout_steps=None,
+                                    batch_size=B, group_size=1, rollout_chunk=None,
                                     diffusion_steps=plan.steps, block_len=plan.block_len, cache=plan.cache)
         weights = sum(x.nbytes for x in jax.tree.leaves(params)) - params["embed"].nbytes
         kept = B * T * m.n_layer * 2 * m.kv_heads * m.head_dim * 2 * (plan.cache != "none")

@@ -310,4 +310,4 @@ def equations(program, in_loop=False):
         yield equation, in_loop
         for part in jax.tree.leaves([*equation.params.values()], is_leaf=lambda x: hasattr(x, "eqns")):
             if hasattr(part, "eqns"):
-                yield from equations(part, in_loop or equation.primitive.name == "while")
+                yield from equations(part, in_loop or equation.primitive.name in ("while", "scan"))

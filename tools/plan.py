@@ -181,7 +181,7 @@ def abstract_rollout(cfg, params):
     parts = math.prod(cfg.mesh[:2]) if cfg.mesh else 1
     rows = math.ceil(config.rollout_rows(cfg) / parts) * parts
     group = math.gcd(rows, cfg.group_size) if cfg.model.causal else 1
-    how = sample.plan(cfg, cfg.temperature, cfg.rollout_steps)
+    how = sample.plan(cfg, cfg.temperature)
     keys = jax.eval_shape(lambda: sample.row_keys(jax.random.key(0), rows))
 
     def lower(params, keys, text):
