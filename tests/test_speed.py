@@ -16,6 +16,7 @@ from shared import advantages, sharp, slow
 import config
 import data
 import model
+import rl
 import sample
 from sample import Plan
 from system import placement, sharding
@@ -101,9 +102,25 @@ def test_no_pass_of_a_sampler_rounds_a_matrix_to_16_bits(name):
     keys, plan = CASES["threshold" if name == "slots" else name]
     cfg, size = shared.changed(TINY, dtype="bfloat16", **keys), 3 if name == "slots" else 6
     run, params, batch = types.SimpleNamespace(model=cfg), sharp(cfg, 9), rows_of_different_length()
+    check_matrices_are_rounded_once(
+        lambda params: sample.fill_rows(params, sample.row_keys(KEY, 6), batch, run, plan, size), params)  # fmt: skip
+
+
+def test_no_micro_batch_of_scoring_rounds_a_matrix_to_16_bits():
+    shape = shared.changed(TINY, dtype="bfloat16")
+    cfg = config.Config(objective="grpo", init_from="x", rewards=("exact",), max_prompt_len=0, max_new_tokens=12,
+                        model=shape, batch_size=2, group_size=3, gradient_accumulation_steps=2)  # fmt: skip
+    tokens, copies = np.zeros((6, 12), int), np.ones((6, 2, 12), bool)
+    r = rl.Rollout(tokens, None, *[tokens > 0] * 3, tokens + 0.0, np.ones(6), np.arange(6))
+    check_matrices_are_rounded_once(lambda params: rl.logp_of(params, r, (copies, copies + 0.0, None), cfg),
+                                    sharp(shape, 9))  # fmt: skip
+
+
+def check_matrices_are_rounded_once(f, params):
+    """Check that f(params) rounds matrices to 16 bits, and none of them in a loop."""
     shapes = {x.shape for x in jax.tree.leaves([params["blocks"], params["head"]]) if x.ndim > 1}
-    program = jax.make_jaxpr(lambda params: sample.fill_rows(params, sample.row_keys(KEY, 6), batch, run, plan, size))
-    rounded = [in_loop for e, in_loop in shared.equations(program(params)) if e.primitive.name == "convert_element_type"
+    rounded = [in_loop for e, in_loop in shared.equations(jax.make_jaxpr(f)(params))
+               if e.primitive.name == "convert_element_type"
                and e.params["new_dtype"] == "bfloat16" and e.invars[0].aval.shape in shapes]  # fmt: skip
     assert rounded and not any(rounded)
 
