@@ -70,17 +70,18 @@ def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
 
     known: the keys of a run without variants; keys: those of variants, see index.all_keys"""
     message = f"unknown config key {name!r}"
-    leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
-    file = name.removeprefix("model.").partition(".")[0]
+    bare, leaf = name.removeprefix("model."), name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
+    file = bare.partition(".")[0]
     own = [one for one in keys if one.partition(".")[0] == file]
-    words = dict.fromkeys((name, name.removeprefix("model.")) if own else (name, leaf))
+    words = dict.fromkeys((name, bare) if own else (name, leaf))
     for word, (theirs, sign, answer) in itertools.product(words, foreign_keys()):
-        if fnmatch.fnmatchcase(word.replace("-", "_"), theirs):
+        is_typed = word == bare or sign != ">"  # an old key of ours is meant only where nothing stands before it
+        if is_typed and fnmatch.fnmatchcase(word.replace("-", "_"), theirs):
             return f"{message}: {ANSWER[sign]}{answer}"
     names = {k: k for k in own}
     if not own:
         names = {k.split(".")[-1]: k for k in (*keys, *known)} | {k: k for k in (*known, *keys)} | renamed()
-    near = difflib.get_close_matches(name.removeprefix("model.") if own else name.lower(), names, 1, 0.7)
+    near = difflib.get_close_matches(bare if own else name.lower(), names, 1, 0.7)
     if near:
         message += f", did you mean {names[near[0]]!r}?"
     if own:

@@ -162,6 +162,7 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("max_iter=3", "--max_iter=3", ("'max_iter'", "did you mean 'max_iters'?")),
     ("lerning_rate=3.", "--lerning_rate=3.", ("did you mean 'learning_rate'?",)),
     ("nonsense=1", "--nonsense=1", ("unknown config key 'nonsense'; see --help=all",)),
+    ("**{'gone.factor': 1}", "--gone.factor=1", ("unknown config key 'gone.factor', did you mean",)),
     ("max_iter=3", "--model.max_iters=3", ("unknown config key", "max_iter")),
     ("max_iters='many'", "--max_iters=many", ("max_iters", "many", "a whole number")),
     ("max_iters=True", "--max_iters=True", ("max_iters", "a whole number")),
