@@ -36,27 +36,28 @@ def what_else(dataset, names):
 
 
 @functools.cache
-def local_copy(name: Any, rows: tuple[str, ...] = ()) -> Any:
+def local_copy(name: Any, suffixes: tuple[str, ...] = ()) -> Any:
     """Download a model or data set ORG/NAME of huggingface.co, or a part of one, ORG/NAME/PART -> its folder; a path of
-    this machine stays as it is. rows: suffixes of the files of a data set; (): it is a model."""
-    org, *parts = str(name).split("/")
+    this machine stays as it is. suffixes: of the files of a data set's rows; (): it is a model."""
+    asked = str(name)
+    org, *parts = asked.split("/")
     # A path whose first part is here is mistyped, or the folder of a run that is still to come.
     is_local = org == "out" or Path(org).exists() or (Path(__file__).parents[1] / org).exists()
-    if is_local or not re.fullmatch(r"[\w.-]*\w/[\w.-]+(/[\w.-]+)?", str(name)):
+    if is_local or not re.fullmatch(r"[\w.-]*\w/[\w.-]+(/[\w.-]+)?", asked):
         return name
-    (repo, under), kind = (*parts, "")[:2], "dataset" if rows else "model"
+    (repo, under), kind = (*parts, "")[:2], "dataset" if suffixes else "model"
     try:
         import huggingface_hub
 
         of_model = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.tiktoken"]
-        files = [f"{under}*{suffix}" for suffix in rows] or of_model
+        files = [f"{under}*{suffix}" for suffix in suffixes] or of_model
         copy = huggingface_hub.snapshot_download(f"{org}/{repo}", repo_type=kind, allow_patterns=files)
         return os.path.join(copy, under)
     except ImportError:
         why = "that needs the package huggingface_hub: pip install huggingface_hub"
     except Exception as e:  # the network, a licence to be accepted, an unknown name
         why = (str(e).strip() or type(e).__name__).splitlines()[0]
-    raise ValueError(f"{str(name)!r} is nothing here, and as a {kind} of huggingface.co it cannot be had: {why}")
+    raise ValueError(f"{asked!r} is nothing here, and as a {kind} of huggingface.co it cannot be had: {why}")
 
 
 def part_with_rows(folder: Path, with_rows: list[Path]) -> Path:

@@ -60,12 +60,12 @@ def prepare_process() -> None:
 
 def spare_autotuning(cfg: Config) -> None:
     """Let XLA take the first kernel of each product on an NVIDIA GPU, if the run begins with a new model that is small,
-    unless XLA_FLAGS are set. On an H200, the README's first command takes 127 s so; XLA's search for the fastest
-    kernels had not let it end its first iterations after 216 s. Call it before JAX starts."""
+    unless XLA_FLAGS are set. On an H200 the README's first command takes 127 s; with XLA's search for fast kernels, its
+    first iterations had not ended after 216 s. Call it before JAX starts."""
     first = config.base_runs(cfg)[-1]
-    n_params = 12 * first.model.n_layer * first.model.d_model**2  # in the blocks, roughly
+    is_small = 12 * first.model.n_layer * first.model.d_model**2 < 1_000_000  # parameters in its blocks, roughly
     on_gpu = any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin")))
-    if on_gpu and not first.init_from and n_params < 1_000_000:
+    if on_gpu and is_small and not first.init_from:
         os.environ.setdefault("XLA_FLAGS", "--xla_gpu_autotune_level=0")
 
 

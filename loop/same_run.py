@@ -40,6 +40,7 @@ GONE = {
     "random_masking": True,
     "dynamic_sampling": 0,
     "hint_ratio": 0.0,
+    "rollout_steps": None,
     "on_collapse": "warn",
     "causal_weight": 0.0,
     "model.causal_text": False,

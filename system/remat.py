@@ -8,12 +8,13 @@ from system import sharding
 
 
 def after(first, tree):
-    """Return a tree of arrays in a form that XLA cannot compute before the array `first` is there. On a CPU, where XLA
-    drops barriers, 0 times a number of `first` is added to them: it does not know that this is 0, because the number
+    """Return a tree of arrays in a form that XLA cannot compute before the array `first` is there: behind a barrier. A
+    CPU's XLA drops barriers: there 0 times a number of `first` is added, which XLA cannot know to be 0, as the number
     may be infinite."""
+    first = jax.lax.stop_gradient(first)
     if not sharding.on_cpu():
         return jax.lax.optimization_barrier((first, tree))[1]
-    zero = 0 * jax.lax.stop_gradient(first).reshape(-1)[0].astype("float32")
+    zero = 0 * first.reshape(-1)[0].astype("float32")
     return jax.tree.map(lambda a: a + zero.astype(a.dtype), tree)
 
 

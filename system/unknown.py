@@ -75,8 +75,9 @@ def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
     own = [one for one in keys if one.partition(".")[0] == file]
     words = dict.fromkeys((name, bare) if own else (name, leaf))
     for word, (theirs, sign, answer) in itertools.product(words, foreign_keys()):
-        is_typed = word == bare or sign != ">"  # an old key of ours is meant only where nothing stands before it
-        if is_typed and fnmatch.fnmatchcase(word.replace("-", "_"), theirs):
+        # An old key of ours that is one common word is meant only where nothing stands before it.
+        is_meant = sign != ">" or word == bare or "_" in word
+        if is_meant and fnmatch.fnmatchcase(word.replace("-", "_"), theirs):
             return f"{message}: {ANSWER[sign]}{answer}"
     names = {k: k for k in own}
     if not own:

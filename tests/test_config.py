@@ -348,6 +348,7 @@ def test_what_can_only_mean_one_thing_is_taken_for_it(file):
 
 @pytest.mark.parametrize("typed, said", [
     ("--actor_rollout_ref.rollout.n=5", "group_size"), ("--rollout.n=5", "group_size"), ("--kl_loss_coef=0", "kl_beta"),
+    ("--actor_rollout_ref.model.lora_rank=8", "lora.rank"),
     ("--actor_rollout_ref.actor.kl_loss_coef=0", "kl_beta"), ("--ppo_mini_batch_size=5", "minibatch_size"),
     ("--data.max_response_length=9", "max_new_tokens"), ("--algorithm.adv_estimator=grpo", "adv_baseline"),
     ("--loss_type=gspo", "ratio_level=sequence"), ("--loss_type=dr.grpo", "dr_grpo"), ("--objective=sft", "pretrain"),

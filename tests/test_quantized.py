@@ -1,6 +1,7 @@
 """A base in 8 or 4 bits: the codes of bitsandbytes and torchao, products of its numbers, gradients, memory, runs."""
 import dataclasses
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import model
 import train
 from checkpoints import adapters, checkpoint, huggingface
 from loop import memory, same_run
-from system import kernels
+from system import kernels, remat
 from tools import complete
 from variants import lora, quantized
 
@@ -108,8 +109,10 @@ def test_8_bits_are_multiplied_as_codes_and_their_sums_are_scaled():
     assert {e.primitive.name for e in found} == {"add", "convert_element_type"}
 
 
-@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.slow)])
-def test_the_gradient_of_adapters_is_that_beside_plain_numbers_and_that_of_finite_differences(bits, folder):
+@pytest.mark.parametrize("bits, on_cpu", [(4, True), shared.slow(8, True), shared.slow(4, False), (8, False)])
+def test_the_gradient_of_adapters_is_that_beside_plain_numbers_and_that_of_finite_differences(
+        bits, on_cpu, folder, monkeypatch):
+    monkeypatch.setattr(remat, "sharding", types.SimpleNamespace(on_cpu=lambda: on_cpu))  # else there are barriers
     params, cfg = loaded(folder, bits)
     z = jnp.array([[1, 2, cfg.mask_id, 4]])
     new = lora.adapters(KEY, cfg, ("q", "down"), 2)

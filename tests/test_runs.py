@@ -412,7 +412,8 @@ def test_a_run_with_a_key_that_is_gone_is_not_continued_as_another():
     with pytest.raises(ValueError, match=r"was run with step_baseline=0.5, .* its model opens as init_from"):
         same_run.check(config.Config(), was, "out/x/step-000001")
     was = {"dataset": "sudoku", "use": ["collapse", "dynamic_sampling"], "on_collapse": "warn", "dynamic_sampling": 0}
-    same_run.check(config.Config(), was, "out/x/step-000001")
+    same_run.check(config.Config(), was | {"rollout_steps": None}, "out/x/step-000001")
+    refused("with rollout_steps=16, which is not", same_run.check, config.Config(), was | {"rollout_steps": 16}, "")
     with pytest.raises(ValueError, match="was run with dynamic_sampling=1, on_collapse='stop', which is not"):
         same_run.check(config.Config(), was | {"on_collapse": "stop", "dynamic_sampling": 1}, "out/x/step-000001")
     was = {"dataset": "sudoku", "causal_weight": 0.0, "model.causal_text": False, "model.noise": "mask"}

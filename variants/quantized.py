@@ -4,8 +4,9 @@ A frozen base in 8 or 4 bits, with LoRA beside it (QLoRA, 2305.14314):
     python train.py config/llada_gsm8k_grpo.py --quantized.bits=4
     python sample.py FOLDER --quantized.bits=8 --prompt=...
 
-The matrices of the layers become codes while their folder is read, one matrix after the other. Each product makes
-numbers of them again (`kernels.matmul`), also in the backward pass. Embeddings, head, norms and biases stay numbers.
+The matrices of the layers become codes while their folder is read, one matrix after the other. Each product, also in
+the backward pass, makes numbers of 4 bits again, and multiplies 8 bits as they are and scales the sums. Embeddings,
+head, norms and biases stay numbers.
 
     8 bits    w = code * scale, with one scale for each output: its largest |w| / 127.5. Equals torchao's
     4 bits    w = NF4[code] * scale, with one scale for each 64 inputs of an output: their largest |w|. NF4 are
@@ -69,8 +70,8 @@ class Int8(kernels.Packed):
         return (self.codes * self.scale).astype(self.dtype)
 
     def multiplied(self, x, dtype):
-        """Multiply x by codes, then scale. A GPU makes numbers of codes within a product, if nothing else is done to
-        them."""
+        """Multiply x by codes, then scale the sums: within a product a GPU converts codes but does not scale them, and
+        would write the whole matrix first."""
         sums = kernels.matmul(x, self.codes.astype(self.dtype), "float32")
         return (sums * self.scale).astype(dtype or kernels.between(self.dtype))
 
