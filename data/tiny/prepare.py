@@ -228,7 +228,9 @@ def main(names):
     try:
         for name in names:
             make(name)
-    except ValueError as error:  # the package tokenizers is not there
+    except ValueError as error:
+        if "pip install" not in str(error):  # the package tokenizers is there
+            raise
         raise SystemExit(str(error)) from None
 
 
