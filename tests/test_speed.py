@@ -155,6 +155,7 @@ def test_a_gpu_cuts_and_copies_no_matrix_of_llada_in_a_pass_of_the_sampler(bits,
         given = jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, where)
         text = sample.generate.lower(*given, cfg, Plan(steps=64, block_len=32, cache=cache)).compile().as_text()
     kinds = "dynamic-slice|slice|copy" if bits == 4 else "dynamic-slice|slice|copy|convert|fusion"  # 4 bits are too few
-    program = "\n".join(part for part in text.split("\n\n") if "fused_computation" not in part[:20])
+    fused = set(re.findall(r" fusion\(.*calls=%([\w.-]+)", text))  # what happens in these is never written
+    program = "\n".join(part for part in text.split("\n\n") if part.lstrip("\n%").split(" ")[0] not in fused)
     moved = re.findall(rf" = \w+\[([\d,]*)\]\S* (?:{kinds})\(", program)
     assert moved and max(math.prod(map(int, sides.split(","))) for sides in moved if sides) < 2**24
