@@ -208,7 +208,7 @@ def train(cfg, rows=None, rewards=None):
 def main():
     with terminal.errors_explained():
         cfg = config.load(sys.argv[1:])
-        runs.spare_autotuning(cfg)
+        runs.skip_autotuning(cfg)
         runs.prepare_process()
         train(cfg)
 

@@ -45,7 +45,8 @@ def local_copy(name: Any, suffixes: tuple[str, ...] = ()) -> Any:
     is_local = org == "out" or Path(org).exists() or (Path(__file__).parents[1] / org).exists()
     if is_local or not re.fullmatch(r"[\w.-]*\w/[\w.-]+(/[\w.-]+)?", asked):
         return name
-    (repo, under), kind = (*parts, "")[:2], "dataset" if suffixes else "model"
+    repo, under = (*parts, "")[:2]
+    kind = "dataset" if suffixes else "model"
     try:
         import huggingface_hub
 

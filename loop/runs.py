@@ -58,10 +58,10 @@ def prepare_process() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
-def spare_autotuning(cfg: Config) -> None:
-    """Let XLA take the first kernel of each product on an NVIDIA GPU, if the run begins with a new model that is small,
-    unless XLA_FLAGS are set. On an H200 the README's first command takes 127 s; with XLA's search for fast kernels, its
-    first iterations had not ended after 216 s. Call it before JAX starts."""
+def skip_autotuning(cfg: Config) -> None:
+    """Switch off XLA's autotuning, its search for the fastest kernels of an NVIDIA GPU, if the run begins with a new
+    model that is small, unless XLA_FLAGS is set. On an H200 the README's first command took 127 s without it; with it,
+    its first iterations had not ended after 216 s. Call this before JAX starts."""
     first = config.base_runs(cfg)[-1]
     is_small = 12 * first.model.n_layer * first.model.d_model**2 < 1_000_000  # parameters in its blocks, roughly
     on_gpu = any(map(importlib.util.find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin")))

@@ -403,7 +403,7 @@ def test_a_gpu_searches_no_kernels_for_a_new_small_model(plugin, argv, flags, le
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     if flags is not None:
         monkeypatch.setenv("XLA_FLAGS", flags)
-    runs.spare_autotuning(config.load(argv))
+    runs.skip_autotuning(config.load(argv))
     assert os.environ.pop("XLA_FLAGS", None) == left_to_xla
 
 

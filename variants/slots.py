@@ -30,7 +30,7 @@ def in_turn(params, keys, z, cfg, plan, valid, size, group):
     """Fill z (N, T) as `sample.generate` does, in `size` slots, a divisor of N. keys (N,), valid (N, T) or None.
     n_steps is the mean number of passes per row."""
     sample.check(cfg, plan)
-    params = model.cast(params, cfg.dtype)
+    params = model.cast(params, cfg.dtype)  # once, as `sample.generate` does
     N = len(z)
     start = first_steps(params, keys, z, cfg, plan, valid, size, group)
 
