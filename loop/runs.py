@@ -28,7 +28,7 @@ from config import Config
 from data import cache_folder, plain
 from loop import report as pages
 from loop import rollout_log
-from system import disk, sections, terminal
+from system import disk, sections
 
 STARTED = "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"  # how many processes srun or mpirun started together
 
@@ -356,10 +356,7 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
 
 
 class StopRequested:
-    """Note ctrl-C, SIGTERM, SIGHUP or that nobody reads the output any more, so that the loop saves and leaves.
-
-    A second ctrl-C leaves at once.
-    """
+    """Note ctrl-C, SIGTERM or SIGHUP, so that the loop saves and leaves. A second ctrl-C leaves at once."""
 
     def __enter__(self):
         self.signal = None
@@ -367,14 +364,7 @@ class StopRequested:
         numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if is_main else []
         numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
         self.before = {number: signal.signal(number, self.note) for number in numbers}
-        self.streams = contextlib.ExitStack()
-        for stream in (sys.stdout, sys.stderr):
-            self.streams.enter_context(terminal.guarded(stream, self.note_unread))
         return self
-
-    def note_unread(self):
-        """Note that the output goes nowhere: `train.py | head -1`, a lost terminal, a full disk behind `> FILE`."""
-        self.signal = self.signal or signal.SIGPIPE
 
     def note(self, number, frame):
         """Handle a signal."""
@@ -386,7 +376,6 @@ class StopRequested:
     def __exit__(self, *_):
         for number, handler in self.before.items():
             signal.signal(number, handler)
-        self.streams.close()
 
 
 def progress_bar(cfg, state):

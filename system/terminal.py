@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 
 def begin() -> None:
@@ -45,10 +45,17 @@ def launch_by_flag(programs: dict[str, str]) -> None:
     begin()
 
 
+def leave(number: int, frame: Any) -> NoReturn:
+    """Handle a signal that ends the program."""
+    raise KeyboardInterrupt(number)
+
+
 def run(main: Callable) -> None:
-    """Run a program and leave with its exit code: 2 after a mistake of the user, 130 after ctrl-C, 141 if nobody reads
-    its output (`| head`)."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Run a program and leave with its exit code: 2 after a mistake of the user, 130 after ctrl-C, 129 if its terminal
+    is closed or nobody reads its output (`| head`)."""
+    signal.signal(signal.SIGINT, leave)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, leave)
     try:
         with guarded(sys.stdout), guarded(sys.stderr):
             code = main()
@@ -57,22 +64,19 @@ def run(main: Callable) -> None:
         if isinstance(code, str):
             print(code, file=sys.stderr)
             code = 2
-    except KeyboardInterrupt as e:  # `train` raises it with the number of the signal
+    except KeyboardInterrupt as e:
         code = 128 + (e.args or (signal.SIGINT,))[0]
-    except BrokenPipeError:  # `guarded` has silenced the stream
-        code = 128 + signal.SIGPIPE
     sys.exit(code)
 
 
 @contextlib.contextmanager
-def guarded(stream: Any, lost: Callable | None = None) -> Iterator[None]:
-    """Call `lost`, or else raise BrokenPipeError, if a stream cannot be written (`| head`, `> /dev/full`, no terminal).
+def guarded(stream: Any) -> Iterator[None]:
+    """If a stream cannot be written (`| head`, `> /dev/full`), silence it and raise SIGHUP, as when a terminal is
+    closed.
 
     Unless the reason is only that nobody reads it, the other stream says why. Characters that the terminal lacks are
-    escaped. When contexts are nested the innermost `lost` counts, even for objects that hold the `write` of an outer
-    one (a progress bar).
-    """
-    plain_write, lost_before = stream.write, getattr(stream, "lost", None)
+    escaped."""
+    plain_write = stream.write
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
 
@@ -86,16 +90,14 @@ def guarded(stream: Any, lost: Callable | None = None) -> Iterator[None]:
             name, other = ("stdout", sys.stderr) if stream is sys.stdout else ("stderr", sys.stdout)
             if e.errno != errno.EPIPE:
                 print(f"error: {name} cannot be written: {e.strerror}", file=other)
-            if not stream.lost:
-                raise BrokenPipeError(errno.EPIPE, f"{name} cannot be written") from None
-            stream.lost()
+            signal.raise_signal(signal.SIGHUP)
             return len(text)
 
-    stream.write, stream.lost = write, lost
+    stream.write = write
     try:
         yield
     finally:
-        stream.write, stream.lost = plain_write, lost_before
+        stream.write = plain_write
 
 
 def parts(text: str) -> list[str]:
@@ -116,8 +118,6 @@ def errors_explained() -> Iterator[None]:
     left on the device."""
     try:
         yield
-    except BrokenPipeError:
-        raise
     except (ValueError, OSError, RuntimeError) as e:
         if isinstance(e, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(e):
             raise

@@ -293,8 +293,6 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(message.replace("config key", "flag").replace("--help=all", "--help"))
         run(options)
         return 0
-    except BrokenPipeError:
-        raise
     except (ValueError, OSError) as e:
         print(f"error: {unknown.explain(e)}", file=sys.stderr)
         return 2

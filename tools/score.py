@@ -87,8 +87,6 @@ def main():
     """Run the program -> exit code; a mistake of the user is one sentence and exit code 2."""
     try:
         return score_file(parser().parse_args(flags.once(sys.argv[1:])))
-    except BrokenPipeError:
-        raise
     except (ValueError, OSError, RuntimeError) as e:
         print(f"error: {unknown.explain(e)}", file=sys.stderr)
         return 2
