@@ -175,7 +175,7 @@ def loop(run, state, best, done):
                 values, best = evaluation.evaluate_and_log(run, state, best)
                 done = done or evaluation.reaches_stop(run, values)
             if done or best is not before or saves or leaving:
-                checkpoint.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
+                checkpoint.save_run(cfg, state, run.tok, best, finished=done)
             runs.leave_if_asked(run, state, done, leaving)
     return state, best
 

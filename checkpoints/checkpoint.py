@@ -10,9 +10,7 @@ import functools
 import json
 import os
 import re
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -39,7 +37,6 @@ WRITING = ".writing"  # the folder in out_dir of a checkpoint that is being writ
 
 def steps(out_dir: str) -> list[int]:
     """List the steps of the checkpoints in out_dir, ascending."""
-    wait_for_writer()
     names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
     return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name))
 
@@ -117,31 +114,25 @@ def read_run(folder: str) -> dict[str, Any]:
 
 # ==== checkpoints: writing ============================================================================================
 
-IN_FLIGHT: list[Future] = []  # the checkpoint that a thread is writing, at most one
 
-
-def save_run(
-    cfg: Any, state: Any, tok: Tokenizer, best: dict[str, Any] | None, finished: bool, in_background: bool = False
-) -> None:
+def save_run(cfg: Any, state: Any, tok: Tokenizer, best: dict[str, Any] | None, finished: bool) -> None:
     """Write a checkpoint, out_dir/step-NNNNNN: the weights or adapters, and all that the next step depends on.
 
-    If it is there already, nothing is written. Then old checkpoints are deleted: see `publish`.
+    If it is there already, nothing is written. The files go into a temporary folder, which is renamed when all are
+    there. Then old checkpoints are deleted: see `publish`.
 
     best: for run.json, the step and score of the best checkpoint so far; None: none was evaluated
     finished: True if the run is at its end
-    in_background: copy the state to the host now, write it while training continues
     """
-    wait_for_writer()
-    if os.path.isdir(checkpoint_folder(cfg.out_dir, state.step)):
+    temporary, final = os.path.join(cfg.out_dir, WRITING), checkpoint_folder(cfg.out_dir, state.step)
+    if os.path.isdir(final):
         return
-    if in_background:  # updates overwrite the arrays of the state
-        state = jax.tree.map(np.array, state)
     files = checkpoint_files(cfg, state, best, finished)
-    work = functools.partial(finish, cfg, int(state.step), tok, best, files)
-    if not in_background:
-        return work()
-    IN_FLIGHT.append(Future())
-    threading.Thread(target=fulfil, args=(IN_FLIGHT[0], work), daemon=True).start()
+    disk.delete_folder(temporary)  # of a run that was killed: none of its files may be in this checkpoint
+    disk.write_files(temporary, files)
+    with disk.naming(temporary):
+        tok.save(temporary)
+    publish(cfg, temporary, final, best, files)
 
 
 def update_run(cfg: Any, step: int, **changes: Any) -> None:
@@ -173,33 +164,10 @@ def leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def fulfil(future, work):
-    """Call work() and store its result or its error in `future`: the body of a thread."""
-    try:
-        future.set_result(work())
-    except BaseException as e:
-        future.set_exception(e)
-
-
-def wait_for_writer() -> None:
-    """Wait for the checkpoint that is being written; raise its error if it failed. Only the main thread waits."""
-    while IN_FLIGHT and threading.current_thread() is threading.main_thread():
-        IN_FLIGHT.pop().result()
-
-
-def finish(cfg, step, tok, best, files):
-    """Write the files of a checkpoint into a temporary folder, and rename it when all are there. files: {name:
-    content}; best: the best evaluation so far, whose checkpoint is never deleted."""
-    temporary, final = os.path.join(cfg.out_dir, WRITING), checkpoint_folder(cfg.out_dir, step)
-    disk.delete_folder(temporary)  # of a run that was killed: none of its files may be in this checkpoint
-    disk.write_files(temporary, files)
-    with disk.naming(temporary):
-        tok.save(temporary)
-    publish(cfg, temporary, final, best, files)
-
-
 def publish(cfg, temporary, final, best, files):
-    """Rename a folder that is complete to a checkpoint; delete all but the newest of `keep` and the best."""
+    """Rename a folder that is complete to a checkpoint; delete all but the newest of `keep` and the best.
+
+    files: the names that it must have; best: the best evaluation so far, whose checkpoint is never deleted"""
     for name in [*{*os.listdir(temporary), *files}, "."]:  # fails if a file was deleted meanwhile
         disk.sync(os.path.join(temporary, name))
     for name in set(LOGS) & set(os.listdir(cfg.out_dir)):  # their lines up to this step belong to it

@@ -3,7 +3,6 @@ Say why a run fails: several processes, no device, a loss that is not finite, a 
 or cannot read its rows.
 """
 
-import contextlib
 import errno
 import os
 import shutil
@@ -41,8 +40,6 @@ def not_finite(step, values, last, cfg):
 def of_the_disk(e, out_dir):
     """Say where an OSError in out_dir left the run -> the error to raise, which names the last whole checkpoint; an
     error of elsewhere as it is. A half written checkpoint is deleted."""
-    with contextlib.suppress(OSError):
-        checkpoint.wait_for_writer()  # a file that is being written may fail for the same reason
     file = str(e.filename)
     if e.errno == errno.ENOENT or not (file.startswith(out_dir) or out_dir.startswith(file)):
         return e

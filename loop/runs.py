@@ -115,7 +115,6 @@ def locked(out_dir: str) -> Iterator[None]:
     try:
         with disk_errors_explained(out_dir):
             yield
-            checkpoint.wait_for_writer()
     finally:
         with contextlib.suppress(OSError):
             os.close(handle)

@@ -1,6 +1,5 @@
 """A fault at every write: whichever operation on a run's folder fails, nothing that was saved is lost or changed."""
 import collections
-import contextlib
 import dataclasses
 import os
 import shutil
@@ -69,10 +68,6 @@ def broken(cfg, on):
         return "said"
     except Killed:
         return "killed"
-    finally:
-        while checkpoint.IN_FLIGHT:  # as if the process had ended
-            with contextlib.suppress(BaseException):
-                checkpoint.IN_FLIGHT.pop().result()
 
 
 def mended(cfg, want):
