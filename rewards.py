@@ -52,17 +52,13 @@ class Scores(list):
 # ---- the rewards (those from models are in judges/model_judge.py) ----------------------------------------------------
 
 
-RULES: dict[str, Callable] = {
-    "exact": rules.exact,
-    "contains": rules.contains,
-    "sudoku_all": rules.sudoku_all,
-}
+RULES: dict[str, Callable] = {"exact": rules.exact, "sudoku_all": rules.sudoku_all}
 # Rewards that another file adds to REWARDS when it is imported.
 PROGRAMS = "judges.programs"
 FILES = {
     PROGRAMS: "syntax tests tests_all tests_fenced performance quality format fenced",
-    "judges.formats": "regex json xml xml_tags xml_soft xml_strict xml_int xml_answer math countdown safety keywords "
-                      "length reasoning",
+    "judges.formats": "contains regex json xml xml_tags xml_soft xml_strict xml_int xml_answer math countdown safety "
+                      "keywords length reasoning",
     "judges.batches": "diversity passes",
     "judges.sudoku": "sudoku",
 }  # fmt: skip

@@ -106,8 +106,7 @@ def adapter_files(params: Any, cfg: model.ModelConfig, base: str, alpha: float) 
     }
     if names["head"].rpartition(".")[2] in theirs["target_modules"]:  # LLaDA's head and its down matrices: ff_out
         theirs["exclude_modules"] = [names["head"]]
-    places = huggingface.by_name(adapter_places(cfg, ranks, n_out))
-    tensors = [huggingface.to_store(params, name, parts) for name, parts in places]
+    tensors = [huggingface.to_store(params, place) for place in adapter_places(cfg, ranks, n_out)]
     return {ADAPTER_CONFIG: theirs, "adapter_model.safetensors": tensors}
 
 

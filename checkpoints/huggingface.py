@@ -95,15 +95,14 @@ def is_transposed(path, ndim):
     return ndim == 2 and path != ("embed",)
 
 
-def stored_shape(place, shape):
-    """Return the shape that the tensor of a Place has in a file; shape: that of the whole leaf in our params."""
-    inner = shape[len(place.at) :]
-    return inner[::-1] if is_transposed(place.path, len(inner)) else inner
+def stored_shape(path, shape):
+    """Return the shape of the tensor in a file that is this leaf of our params; shape: of the leaf."""
+    return shape[::-1] if is_transposed(path, len(shape)) else shape
 
 
-def by_name(places):
-    """Group consecutive places that are parts of one tensor in a file -> (its name, [Place, ...]) for each tensor."""
-    return ((name, list(parts)) for name, parts in itertools.groupby(places, operator.attrgetter("name")))
+def are_leaves(places):
+    """True if each tensor in a file is a leaf of our params. Some are a part of one, as of an expert, or several."""
+    return not any(place.at for place in places) and len({place.name for place in places}) == len(places)
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -138,7 +137,13 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
 
         theirs["rope_scaling"] = foreign.written_rope(there["rope.scaling"])
     params = jax.tree.map(functools.partial(as_stored, dtype), params)
-    tensors = [to_store(params, name, parts) for name, parts in by_name(tensor_places(cfg, n_out))]
+    places = list(tensor_places(cfg, n_out))
+    if are_leaves(places):
+        tensors = [to_store(params, place) for place in places]
+    else:
+        from checkpoints import parts
+
+        tensors = parts.to_store(params, places)
     sizes = [tensor.like.size * tensor.like.dtype.itemsize for tensor in tensors]
     if sum(sizes) <= SHARD:
         return {"config.json": theirs, "model.safetensors": tensors}
@@ -153,18 +158,15 @@ def as_stored(dtype, x):
     return x if x.dtype == dtype or (x.astype(dtype) != x).any() else x.astype(dtype)
 
 
-def to_store(params, name, parts):
-    """Prepare the tensor `name` for writing, as a file stores it; parts: the places of its rows in params."""
-    leaves = [leaf_at(params, place.path) for place in parts]
-    shapes = [stored_shape(place, x.shape) for place, x in zip(parts, leaves, strict=True)]
-    whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+def to_store(params, place):
+    """Prepare the leaf at a Place for writing, as a file stores it."""
+    x = leaf_at(params, place.path)
 
     def fetch():
-        values = [np.asarray(x[place.at] if place.at else x) for place, x in zip(parts, leaves, strict=True)]
-        values = [x.T if is_transposed(parts[0].path, x.ndim) else x for x in values]
-        return np.concatenate(values) if len(values) > 1 else values[0]
+        values = np.asarray(x)
+        return values.T if is_transposed(place.path, x.ndim) else values
 
-    return disk.Stored(name, jax.ShapeDtypeStruct(whole, leaves[0].dtype), fetch)
+    return disk.Stored(place.name, jax.ShapeDtypeStruct(stored_shape(place.path, x.shape), x.dtype), fetch)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -198,8 +200,6 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     if not open_as and isinstance(ours := theirs.get(OURS), dict) and ours.get("model_type") == kind:
         fields |= {part: ours[part] for part in model.PARTS if part in ours}
     fields |= read_ends(folder, fields.get("eos_id"))
-    if isinstance(fields.get("n_layer"), int) and fields["n_layer"] > 10_000:  # we make a name for each
-        raise ValueError(f"{path}: {family.keys['n_layer']}={fields['n_layer']}: no model has more than 10,000 layers")
     missing = [family.keys[f] for f in NEEDED if f in family.keys and f not in fields]
     if missing:
         raise ValueError(f"{path}: missing {', '.join(missing)}")
@@ -298,32 +298,30 @@ def load_tensors(folder, files, places, shapes, dtype, described, pack=None):
         from checkpoints import foreign
 
         foreign.refuse_names(f"{folder} is not the {kind} that its {file} describes", set(files), expected_names)
-    found = {}
-    for name, parts in by_name(places):
-        x, ours = files[name].get_slice(name), [stored_shape(place, leaf_at(shapes, place.path)) for place in parts]
-        expected = (sum(shape[0] for shape in ours), *ours[0][1:])
-        if x.get_dtype() not in FLOATS or tuple(x.get_shape()) != expected:
+
+    def checked(name, shape):
+        """Return the tensor of this name, which must have this shape in the file."""
+        x = files[name].get_slice(name)
+        if x.get_dtype() not in FLOATS or tuple(x.get_shape()) != shape:
             from checkpoints import foreign
 
-            foreign.refuse_tensor(f"{folder}: {name}", x, file, expected, FLOATS)
-        first = 0
-        for place, shape in zip(parts, ours, strict=True):
-            found.setdefault(place.path, {})[place.at] = x, first
-            first += shape[0]
+            foreign.refuse_tensor(f"{folder}: {name}", x, file, shape, FLOATS)
+        return x
+
+    if are_leaves(places):
+        found = {path: checked(name, stored_shape(path, leaf_at(shapes, path))) for path, _, name in places}
+    else:
+        from checkpoints import parts
+
+        found = parts.join(places, shapes, checked)
 
     def leaf(path, shape):
         path = tuple(key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key for key in path)
-        n = len(next(iter(found[path])))  # sides over which tensors are stacked
-        transposed = is_transposed(path, len(shape) - n)
-        stored_as = model.stored_dtype(path[-1], dtype)
+        x, transposed, stored_as = found[path], is_transposed(path, len(shape)), model.stored_dtype(path[-1], dtype)
 
         def fetch(index):
-            places = [range(*i.indices(side)) for i, side in zip(index, shape, strict=True)]
-            inner = places[n:][:: -1 if transposed else 1]
-            parts = [read_part(*found[path][at], inner).astype(stored_as, copy=False)
-                     for at in itertools.product(*places[:n])]  # fmt: skip
-            x = np.stack(parts).reshape(*map(len, places[:n]), *parts[0].shape) if n else parts[0]
-            return x.swapaxes(-1, -2) if transposed else x
+            part = x[index[::-1] if transposed else index].astype(stored_as, copy=False)
+            return part.T if transposed else part
 
         def matrix():
             return fetch((slice(None), slice(None)))
@@ -335,9 +333,3 @@ def load_tensors(folder, files, places, shapes, dtype, described, pack=None):
     # The blocks last: beside them there is no room for two embeddings.
     read = {path: leaf(path, shape) for path, shape in reversed(places_of)}
     return jax.tree.unflatten(tree, [read[path] for path, _ in places_of])
-
-
-def read_part(x, first, places):
-    """Read a part of the tensor x in a file; places: a range for each side, that of the rows counted from `first`."""
-    rows, *others = places
-    return np.asarray(x[(slice(first + rows.start, first + rows.stop), *(slice(r.start, r.stop) for r in others))])

@@ -108,7 +108,6 @@ tiny = {  # what --model=tiny changes
     "log_interval": 1,
     "eval_interval": 2,
     "eval_size": 8,
-    "runs.log_samples": 1,
     "model": ModelConfig(),
 }
 small = {  # what --model=small changes: the task, the sizes, and the learning rate, which depends on them

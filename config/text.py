@@ -8,7 +8,6 @@ Watch val/bits_per_byte.
 at the end. A uniform model would have 3.55 (11 bits per token, 3.1 bytes per token).
 """
 from config import Config
-from loop import runs
 from model import ModelConfig
 
 config = Config(
@@ -25,6 +24,5 @@ config = Config(
     diffusion_steps=32,
     block_len=32,
     temperature=0.8,
-    use=(runs.Keys(log_samples=1),),
     model=ModelConfig(n_layer=4, n_head=8, d_model=256),
 )

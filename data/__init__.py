@@ -220,8 +220,7 @@ def plain(value: Any) -> Any:
 # ---- chat ------------------------------------------------------------------------------------------------------------
 
 
-# The templates by name, and who writes their turns in chats.py
-CHAT = {None: "plain", "chatml": "chatml", "llada": "llada", "llama3": "llama3", "gemma": "gemma"}
+CHAT = None, "chatml", "llada", "llama3", "gemma"  # the templates, which chats.py writes
 
 
 def chat(
@@ -229,7 +228,7 @@ def chat(
 ) -> Callable[..., str] | None:
     """Return template(prompt, earlier turns), which writes the text with special tokens; None if nothing is added.
 
-    name: a key of CHAT
+    name: of CHAT
     system: the system prompt; None: the usual one of the template, if it has one
     instruction: text before every prompt in its turn, or around it if it contains {prompt}
     """
@@ -237,7 +236,7 @@ def chat(
         return None
     from data import chats  # a puzzle is its own prompt
 
-    return chats.template(name, CHAT, system, tok, instruction)
+    return chats.template(name, system, tok, instruction)
 
 
 def prompt_text(row: Row, template: Callable[..., str] | None = None) -> str:

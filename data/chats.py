@@ -7,8 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from data import CHAT
 from system import sections
-from system.terminal import quote
+from system.unknown import quote
 
 
 def plain(turns):
@@ -44,11 +45,11 @@ def gemma(turns):
     return f"<bos>{''.join(written)}<start_of_turn>model\n"
 
 
-def template(name, writers, system, tok, instruction):
-    """Make what data.chat returns. writers: data.CHAT."""
-    if name not in writers:
-        sections.refuse("texts.chat_template", name, writers)
-    write = globals()[writers[name]]
+def template(name, system, tok, instruction):
+    """Make what data.chat returns."""
+    if name not in CHAT:
+        sections.refuse("texts.chat_template", name, CHAT)
+    write = globals()[name or "plain"]
     lacking = set(re.findall(r"<\|\w+\|>|<\w+>", write([("user", "")]))) - tok.specials.keys()
     if lacking:
         raise ValueError(

@@ -6,7 +6,7 @@ turned into ours, and checked.
 from collections.abc import Callable
 from typing import Any
 
-from system.terminal import quote
+from system.unknown import quote
 
 Row = dict[str, Any]
 DIFFICULTY = {"easy": 1, "medium": 2, "hard": 3}

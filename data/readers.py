@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from system.terminal import quote
+from system.unknown import quote
 
 
 def read(path: Path, raw: bytes) -> list:

@@ -28,8 +28,6 @@ class Keys(sections.Section):
     tests_key: str | None = sections.key(None, "column of the tests that a program has to pass")
     language_key: str | None = sections.key(None, "column of the programming language")
     difficulty_key: str | None = sections.key(None, "column of the difficulty, for the keys of curriculum")
-    limit: float | None = sections.key(None, "largest number of train rows; below 1: a fraction of them; None: all",
-                                       sections.POSITIVE)  # fmt: skip
     chat_template: str | None = sections.key(None, "format of prompts; chatml is that of Dream and Qwen",
                                              choices=data.CHAT)  # fmt: skip
     system_prompt: str | None = sections.key(None, "system message of the template; None: its usual one")
@@ -62,21 +60,12 @@ def rows_of_steps(rows: list[dict[str, Any]], cfg: Any) -> Callable[[int], np.nd
 
 
 def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
-    """Read the rows of a split that this run uses.
-
-    Of the train rows texts.limit are chosen at random, the same in every run."""
+    """Read the rows of a split that this run uses."""
     keys = Keys.of(cfg)
     columns = {ours: getattr(keys, f"{ours}_key") for ours in RENAMED}
     rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in columns.items() if theirs})
     for section in cfg.use:
         rows = section.rows(rows, split, cfg)
-    limit = keys.limit
-    if limit and split == "train":
-        n = round(limit * len(rows) if limit < 1 else limit)
-        if not n:
-            raise ValueError(f"texts.limit={limit} of the {len(rows)} rows of {cfg.dataset}/{split} is not one row")
-        order = np.random.default_rng(0).permutation(len(rows))
-        rows = [rows[i] for i in sorted(order[:n])]  # from the whole file, which can be sorted
     return rows
 
 

@@ -200,6 +200,11 @@ def length(text: str, target_length: float = 100, token_ids: Any = None) -> floa
     return max(0.0, 1 - abs(size - target_length) / target_length)
 
 
+def contains(text: str, answer: object) -> float:
+    """1.0 if the answer occurs in the completion, else 0.0."""
+    return float(str(answer).strip() in text)
+
+
 def reasoning(text: str) -> float:
     """0.8 if it contains "step 1" and "therefore", ignoring case, else 0.3."""
     text = text.lower()
@@ -207,6 +212,7 @@ def reasoning(text: str) -> float:
 
 
 RULES: dict[str, Callable] = {
+    "contains": contains,
     "regex": regex,
     "json": valid_json,
     "xml": valid_xml,

@@ -74,11 +74,6 @@ def exact(text: str, answer: object) -> float:
     return float(text.strip() == str(answer).strip())
 
 
-def contains(text: str, answer: object) -> float:
-    """1.0 if the answer occurs in the completion, else 0.0."""
-    return float(str(answer).strip() in text)
-
-
 def sudoku_all(text: str, prompt: str, puzzle: str | None = None) -> float:
     """1.0 if it is a whole grid with the given digits, and every row, column and box is a permutation; else 0.0."""
     cells = puzzle_cells(prompt, puzzle)

@@ -10,12 +10,6 @@ import shutil
 from checkpoints import checkpoint
 
 
-def of_many_processes(name):
-    """Say that srun or mpirun started several processes -> the error to raise. name: of the variable that says so."""
-    return ValueError(f"{name}={os.environ[name]}: several processes were started, but a run is one process, "
-                      "with all devices of its machine: start one, as with srun --ntasks=1 or mpirun -n 1")
-
-
 def without_device(e):
     """Say that JAX finds no device -> the error to raise. e: what JAX raised."""
     why = str(e).strip().splitlines() or ["there is none"]

@@ -16,7 +16,7 @@ import data
 import rewards
 from data import readers
 from judges import own
-from system.terminal import quote
+from system.unknown import quote
 
 
 @contextlib.contextmanager

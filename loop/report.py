@@ -7,9 +7,8 @@ seen; report.html draws it. Texts of a model stay data: the page shows them as t
 
 import html
 import json
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +59,6 @@ def line_of(rows: list[dict], name: str) -> dict[str, Any]:
     }
 
 
-def stages(rows: list[dict]) -> dict[str, float]:
-    """Average the seconds of each stage of an iteration -> {stage: seconds}."""
-    timed = [row for row in rows if any(key.startswith("time/") for key in row)]
-    names = dict.fromkeys(key for row in timed for key in row if key.startswith("time/"))
-    return {name.removeprefix("time/"): sum(row.get(name, 0) for row in timed) / len(timed) for name in names}
-
-
 # ---- samples ---------------------------------------------------------------------------------------------------------
 
 
@@ -83,40 +75,25 @@ def completions_of(row: dict) -> list[tuple[str, str]]:
     return out
 
 
-def as_grid(text: str) -> str:
-    """Break the 16 or 81 cells of a sudoku into the rows of its grid; a colon behind them is left out, other texts stay
-    as they are."""
-    cells = re.fullmatch(r"(\S{16}|\S{81}):?", text)
-    if not cells:
-        return text
-    n = math.isqrt(len(cells[1]))
-    return "\n".join(" ".join(cells[1][i : i + n]) for i in range(0, n * n, n))
-
-
-def telling_group(rollouts: list[dict], shown: Callable[[str], str] = str) -> dict | None:
+def telling_group(rollouts: list[dict]) -> dict | None:
     """Choose the last group whose rewards differ, or the last if there is none -> its row of rollouts.jsonl, with
-    `differ`; None if there is no group. shown: how a text is shown."""
+    `differ`; None if there is no group."""
     if not rollouts:
         return None
     differing = [row for row in rollouts if any(len({*values}) > 1 for values in row["rewards"].values())]
     row = (differing or rollouts)[-1]
     prompt = (row.get("masked") or row["prompt"]).replace("<|mask|>", "_")
-    return row | {
-        "prompt": shown(prompt),
-        "completions": [shown(text) for text in row["completions"]],
-        "differ": bool(differing),
-    }
+    return row | {"prompt": prompt, "differ": bool(differing)}
 
 
-def evaluations(samples: list[dict], shown: Callable[[str], str] = str) -> dict:
+def evaluations(samples: list[dict]) -> dict:
     """Put the samples of at most EVALUATIONS evaluations side by side -> {steps, rows: for each prompt its completions
-    at each of these steps}. samples: the rows of samples.jsonl; shown: how a text is shown."""
+    at each of these steps}. samples: the rows of samples.jsonl."""
     known = sorted({row["step"] for row in samples})
     stride = max(-(-len(known) // (EVALUATIONS - 1)), 1)
     steps = list(dict.fromkeys(known[::stride] + known[-1:]))
     by_step = [[row for row in samples if row["step"] == step] for step in steps]
     rows = []
     for of_prompt in zip(*by_step, strict=False):
-        cells = [[[head, shown(text)] for head, text in completions_of(row)] for row in of_prompt]
-        rows.append({"prompt": shown(of_prompt[0].get("prompt", "")), "cells": cells})
+        rows.append({"prompt": of_prompt[0].get("prompt", ""), "cells": [completions_of(row) for row in of_prompt]})
     return {"steps": steps, "rows": rows}

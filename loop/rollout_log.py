@@ -41,10 +41,7 @@ def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
     metrics = {
         "reward": rewards.mean(total),
         "reward_std": rewards.mean(spread),
-        **rewards.stats(known, "reward/{}", "std", "min", "max"),
         "frac_reward_zero_std": float((adv == 0).all(1).mean()),
-        "adv/mean": float(adv.mean()),
-        "adv/std": float(adv.std()),
         "unique_completions": float(np.mean(np.array(different) / size)),
         "skipped": float(not len(known)),
     }

@@ -5,7 +5,6 @@ metrics.jsonl, samples.jsonl, rollouts.jsonl, run.json, report.html.
 
 import contextlib
 import ctypes
-import dataclasses
 import fcntl
 import importlib.util
 import json
@@ -28,24 +27,11 @@ from config import Config
 from data import cache_folder, plain
 from loop import report as pages
 from loop import rollout_log
-from system import disk, sections
-
-STARTED = "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"  # how many processes srun or mpirun started together
-
-
-@dataclasses.dataclass(frozen=True)
-class Keys(sections.Section):
-    log_samples: int = sections.key(1, "held-out rows to print per evaluation (samples.jsonl gets 16)",
-                                    sections.NON_NEGATIVE)  # fmt: skip
+from system import disk
 
 
 def prepare_process() -> None:
     """Prepare the process, once, in main: memory, the device, and a cache of compiled programs."""
-    for name in STARTED:
-        if os.environ.get(name, "1") != "1":
-            from loop import failures
-
-            raise failures.of_many_processes(name)
     keep_memory()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
@@ -232,7 +218,6 @@ def report(cfg: Config, done: bool = False) -> None:
     rows, samples, rollouts = (read_lines(os.path.join(cfg.out_dir, name)) for name in checkpoint.LOGS)
     if not rows:
         return
-    shown = pages.as_grid if {"sudoku", "sudoku_all"} & {*cfg.rewards, *cfg.eval_rewards} else str
     ours, default = config.flatten(cfg), config.flatten(Config())
     tokens, seconds = (max(row.get(name, 0) for row in rows) for name in ("tokens", "time"))
     content = {
@@ -243,10 +228,9 @@ def report(cfg: Config, done: bool = False) -> None:
         "panels": panels(rows),
         "done": done,
         "result": result(rows),
-        "stages": pages.stages(rows),
         "warnings": [f"step {row['step']}: {row['warning']}" for row in rows if row.get("warning")],
-        "group": pages.telling_group(rollouts, shown),
-        "evaluations": pages.evaluations(samples, shown),
+        "group": pages.telling_group(rollouts),
+        "evaluations": pages.evaluations(samples),
         "keys": [(name, str(value), str(default.get(name))) for name, value in ours.items()],  # here, by default
     }
     title = os.path.basename(os.path.abspath(cfg.out_dir))
@@ -293,17 +277,16 @@ def result(rows: list[dict]) -> str:
 
 
 def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> None:
-    """Log the metrics and samples of an evaluation, print the rates and the first samples, and write the page."""
-    n, before = Keys.of(run.cfg).log_samples, []
+    """Log the metrics and samples of an evaluation, print the rates and the first sample, and write the page."""
+    before = []
     if run.log:
-        before = read_lines(os.path.join(run.cfg.out_dir, "samples.jsonl"))[:n]
+        before = read_lines(os.path.join(run.cfg.out_dir, "samples.jsonl"))
         run.log.metrics(step, values)
         run.log.samples(step, samples[:SAMPLES])
         report(run.cfg)
         values = {name: value for name, value in values.items() if RATES.fullmatch(name) or name == "val/nelbo"}
     tqdm.write(f"step {step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
-    for sample, first in zip(samples[:n], before or [{}] * n, strict=False):
-        tqdm.write(sample_text(sample, first))
+    tqdm.write(sample_text(samples[0], before[0] if before else {}))
 
 
 def sample_text(sample: dict, first: dict) -> str:

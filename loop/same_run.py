@@ -19,7 +19,7 @@ from system.index import file_of
 # Keys that may change on resume, and when a base run is trained no further: they do not affect what is computed, or
 # only for how long. Changing another key would make it another run.
 FREE = ("out_dir resume eval_only init_from checkpoint.open_as base log_interval eval_interval save_interval "
-        "checkpoint.keep runs.log_samples wandb wandb.project wandb.run_name wandb.entity "
+        "checkpoint.keep wandb wandb.project wandb.run_name wandb.entity "
         "programs.timeout programs.workers programs.unsafe rollout_chunk logp_chunk memory.ref_offload mesh "
         "model.dtype model.remat").split()  # fmt: skip
 LENGTH = ["max_iters", "num_epochs", "stop_at"]
@@ -42,6 +42,8 @@ GONE = {
     "hint_ratio": 0.0,
     "rollout_steps": None,
     "on_collapse": "warn",
+    "texts.limit": None,
+    "limit": None,
     "causal_weight": 0.0,
     "model.causal_text": False,
     "model.noise": "mask",
@@ -143,7 +145,7 @@ def find_checkpoint(cfg):
         if not os.path.exists(log):
             raise ValueError(f"--resume=True: there is no run in {cfg.out_dir!r}; without it, one begins there")
         last = max((row["step"] for row in runs.read_lines(log)), default=0)
-        if last > 2 * cfg.save_interval:  # the second checkpoint waits until the first is whole
+        if last > cfg.save_interval:
             raise ValueError(f"--resume=True: {log} goes to step {last}, but the checkpoints are gone: bring back a "
                              f"{cfg.out_dir}/step-..., or leave --resume out to begin anew")  # fmt: skip
         print(f"the run in {cfg.out_dir}, logged to step {last}, has no checkpoint: it begins anew")

@@ -327,5 +327,3 @@ def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
             from loop import memory
 
             print(f"memory, at least: {memory.listed(memory.estimate_bytes(cfg))}")
-        if kernels.sixteen_bits_pay(cfg.model):
-            print("this CPU has AMX: --dtype=bfloat16 would take about 2/3 of the time, see docs/hardware.md")

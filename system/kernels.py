@@ -13,17 +13,6 @@ NEVER = -1e30  # the logit of a token that must not be chosen; finite, so that 0
 # ---- products --------------------------------------------------------------------------------------------------------
 
 
-def sixteen_bits_pay(m):
-    """True if a model of this ModelConfig, in float32, would train much faster in bfloat16 here: on a CPU with AMX, if
-    its width is 96 or more and it has no experts."""
-    wide = m.d_model >= 96 and m.mlp != "moe"
-    if not wide or m.dtype != "float32" or not sharding.on_cpu():
-        return False
-    from system import sixteen_bits
-
-    return sixteen_bits.has_amx()
-
-
 def between(dtype):
     """Return the dtype of what a model in `dtype` computes between its products with weights: on a CPU float32.
 

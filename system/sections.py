@@ -350,7 +350,6 @@ ELSEWHERE = {
     "checkpoint": "checkpoints.checkpoint",
     "evaluation": "loop.evaluation",
     "memory": "loop.memory",
-    "runs": "loop.runs",
 }
 KINDS = "Keys", "Shape"  # of a run, of its model
 

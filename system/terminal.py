@@ -129,9 +129,3 @@ def errors_explained() -> Iterator[None]:
 def silence(stream: Any) -> None:
     """Send everything that is still written to a stream to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def quote(value: Any) -> str:
-    """Quote a value in a message: its type and its beginning."""
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -35,6 +35,12 @@ def renamed() -> dict[str, str]:
     return {old: new for old, sign, new in foreign_keys() if sign == ">"}
 
 
+def quote(value: Any) -> str:
+    """Quote a value in a message: its type and its beginning."""
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
 def load_variants() -> None:
     """Import all files of variants/ that can be loaded, so that the tables have all their names for a message. No run
     computes anything else after it, see sections.add."""

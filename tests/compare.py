@@ -64,7 +64,7 @@ STRENGTHS = 10, 30, 60  # percent of samples that are right at the start
 RECIPES = {"sudoku": "sudoku_d1"}  # where a task has another name in config/
 POSITIVE = "--adv_negative=0.0 --warmup_iters=5"
 COMPARED = (
-    "--group_size=4 --lr_schedule=constant --ema_decay=0.95 --save_interval=10000 --runs.log_samples=0 --eval_size=256 "
+    "--group_size=4 --lr_schedule=constant --ema_decay=0.95 --save_interval=10000 --eval_size=256 "
     "--rule=quota --order=confidence"
 )
 BUDGET = 150_000  # forward passes of a completion that each run gets: a dearer estimator has fewer iterations
@@ -152,7 +152,7 @@ RECORD = "tests/compare.jsonl"  # a line for each run: its name, a digest of its
 
 
 NAMES_THEN = {  # what flags were called when results were kept
-    "runs.log_samples": "log_samples",
+    "save_interval=10000": "save_interval=10000 --log_samples=0",
     "moving_reference=False": "ref_mode=static --ref_sync_interval=64 --ref_sync_mix=1.0",
     "moving_reference.mode": "ref_mode",
     "moving_reference.interval": "ref_sync_interval",
@@ -440,7 +440,7 @@ def ladder_job(task, paper, rung, rate, seed, options):
     command = merged(
         recipe(task, "grpo"), shape, " ".join(f"--{key}={value}" for key, value in values.items()),
         f"--init_from={base_job(task, 30, options).out} --max_iters={n} --eval_interval={n} --eval_size=256",
-        f"--save_interval=10000 --runs.log_samples=0 --seed={seed}", options.flags,
+        f"--save_interval=10000 --seed={seed}", options.flags,
     )  # fmt: skip
     name = rung.replace(",", "").replace(" ", "_")
     return Job(f"{options.out}/ladder-{task}-{paper}-{name}-{rate}-{seed}", command)

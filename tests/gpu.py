@@ -205,8 +205,7 @@ def small_run(options, name, **changes):
     fixed = dict(logp_est="trace", ratio_level="token", adv_negative=1.0)
     fixed |= dict(objective="grpo", init_from=base, out_dir=f"{options.folder}/{name}", max_prompt_len=3,
                  max_new_tokens=4, batch_size=4, group_size=4, updates_per_rollout=2, diffusion_steps=4, eval_size=4,
-                 **{"evaluation.samples": 1}, eval_interval=1000, log_interval=1, **{"runs.log_samples": 0},
-                 warmup_iters=0,
+                 **{"evaluation.samples": 1}, eval_interval=1000, log_interval=1, warmup_iters=0,
                  lr_schedule="constant", learning_rate=1e-3)  # fmt: skip
     return shared.run(**fixed | changes)
 
@@ -289,7 +288,7 @@ def resumed_in(options, dtype):
 
 # ---- commands --------------------------------------------------------------------------------------------------------
 
-TINY_RUN = ["--max_iters=2", "--eval_interval=2", "--eval_size=4", "--batch_size=4", "--texts.limit=64"]
+TINY_RUN = ["--max_iters=2", "--eval_interval=2", "--eval_size=4", "--batch_size=4"]
 
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 

@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 from shared import refused
 
 import config
-import data
 import diffusion
 import grpo
 import model
 import rewards
 import sample
 from checkpoints import older
-from data import chats, texts
+from data import texts
 from loop import help, memory, same_run
 from system import index, sections
 from variants import blocks, curriculum, gemma, lora, moe
@@ -226,17 +225,13 @@ def test_one_message_gives_our_names_for_every_key_of_another_programs_command(f
 
 
 @pytest.mark.parametrize("offers, key", [(diffusion.ESTIMATORS, "logp_est"), (grpo.LOSSES, "loss_type"),
-                                         (grpo.KLS, "kl_est"), (data.CHAT, "texts.chat_template")])  # fmt: skip
+                                         (grpo.KLS, "kl_est")])  # fmt: skip
 def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key, monkeypatch):
-    refused(f"{key.removeprefix('texts.')}='mine': one of .*, {[*offers][-1]}", shared.run, **{key: "mine"})
+    refused(f"{key}='mine': one of .*, {[*offers][-1]}", shared.run, **{key: "mine"})
     monkeypatch.setitem(offers, "mine", lambda *_: None)
     assert config.flatten(shared.run(**{key: "mine"}))[key] == "mine"
     text = help.help_text(everything=True)  # which loads all variants, so that their names are there, too
     assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", text, re.M)
-    if offers is data.CHAT:
-        monkeypatch.setitem(data.CHAT, "mine", "mine")
-        monkeypatch.setattr(chats, "mine", lambda turns: f"<{turns[-1][1]}>", raising=False)
-        assert data.chat("mine", None, data.Tokenizer.bytes(), "Say ")("a") == "<Say a>"
 
 
 def test_the_number_of_views_is_that_of_the_estimator(monkeypatch):
@@ -586,7 +581,7 @@ def test_a_typed_key_counts_also_if_it_is_the_default():
     ({"paired": True}, {"paired": False}, "paired=True (it was None)"),
     ({"paired": True}, {"paired": True}, ""),
     ({}, {"difficulty": [], "curriculum": [], "nll_coef": 0.0, "cispo_cap": 5.0, "adapt": False, "limit": None}, ""),
-    ({"texts.limit": 9.0}, {}, "texts.limit=9.0 (it was None)"),
+    ({"evaluation.samples": 9}, {}, "evaluation.samples=9 (it was None)"),
 ])  # fmt: skip
 def test_a_run_of_older_code_has_other_names_and_keys_of_variants_that_it_does_not_use(now, was, changed):
     cfg = config.changed(config.Config(init_from="x"), now)

@@ -31,7 +31,7 @@ from system import placement, sharding
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=8, batch_size=8, eval_interval=4, eval_size=6,
            save_interval=4, log_interval=1, diffusion_steps=4, warmup_iters=2, lr_schedule="constant",
-           **{"runs.log_samples": 0, "checkpoint.keep": 9})  # fmt: skip
+           **{"checkpoint.keep": 9})  # fmt: skip
 GRPO = dict(objective="grpo", init_from="base", rewards=("r.py:letters",), group_size=4, batch_size=6, logp_views=2,
             logp_est="trace", ratio_level="token", adv_negative=1.0)  # fmt: skip
 KINDS = {

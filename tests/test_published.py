@@ -18,7 +18,7 @@ import config
 import model
 import rewards
 import sample
-from checkpoints import checkpoint, huggingface
+from checkpoints import checkpoint, huggingface, parts
 from data.texts import completion_ids
 from rl import loss_mask
 from system import sections
@@ -170,9 +170,8 @@ def weights(folder, case):
     like = model.shapes(cfg)
     kind, dtype = case.config["model_type"], getattr(ml_dtypes, case.dtype, None) or np.dtype(case.dtype)
     found = {}
-    for name, parts in huggingface.by_name(huggingface.tensor_places(cfg, None, kind)):
-        shapes = [huggingface.stored_shape(part, huggingface.leaf_at(like, part.path)) for part in parts]
-        shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    for name, places in parts.by_name(huggingface.tensor_places(cfg, None, kind)):
+        _, shape = parts.shapes_of(places, like)
         found[name] = rng.normal(0, 0.1, shape).astype(np.float32 if name.endswith("expert_bias") else dtype)
     if case.extra == "head":
         found["lm_head.weight"] = found["model.embed_tokens.weight"].copy()

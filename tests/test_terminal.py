@@ -142,14 +142,6 @@ def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch, capsys)
         assert re.fullmatch(f"error: {sentence}.*\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("name", runs.STARTED)
-def test_a_run_that_was_started_several_times_at_once_is_refused(name, monkeypatch):
-    monkeypatch.setenv(name, "2")
-    monkeypatch.setattr(sys, "argv", ["train.py", "config/sudoku.py"])
-    with pytest.raises(SystemExit, match=f"error: {name}=2: several processes were started, but a run is one process"):
-        train.main()
-
-
 def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypatch):
     for program in ("system/terminal.py", "train.py", "sample.py", "rewards.py"):
         first = ast.parse(open(program).read(), feature_version=(3, 8)).body[1:3]

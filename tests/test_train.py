@@ -48,7 +48,7 @@ def rows(tmp_path_factory):
 
 
 SECONDS = dict(max_prompt_len=3, max_new_tokens=4, max_iters=12, batch_size=8, eval_interval=4, eval_size=8,
-               save_interval=3, log_interval=2, **{"runs.log_samples": 1}, diffusion_steps=4, rewards=("exact",),
+               save_interval=3, log_interval=2, diffusion_steps=4, rewards=("exact",),
                warmup_iters=2, ema_decay=0.9, model=SHAPE)  # fmt: skip
 
 
