@@ -20,7 +20,9 @@ from system.tokens import foreign
 LLAMA3_ROPE = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"  # rope.scaling
 
 
-def understand(folder: str, theirs: dict[str, Any], kind: str, open_as: str | None) -> dict[str, Any]:
+def understand(
+    folder: str, theirs: dict[str, Any], kind: str, open_as: str | None
+) -> dict[str, Any]:
     """Refuse a config.json of another network than its family's -> its content, with every key where we look
     for it."""
     path, family = os.path.join(folder, "config.json"), FAMILIES[kind]
@@ -93,7 +95,9 @@ def mask_in_tokenizer(folder):
 
 def read_rope(path, rope):
     """Read how a config.json stretches rotary positions -> rope.scaling, None if it does not."""
-    kind = rope.get("rope_type") or rope.get("type", "default") if isinstance(rope, dict) else rope
+    kind = rope
+    if isinstance(rope, dict):
+        kind = rope.get("rope_type") or rope.get("type", "default")
     if kind == "default":
         return None
     if kind != "llama3" or not rope.keys() >= {*LLAMA3_ROPE}:
@@ -116,14 +120,17 @@ def without_copies(folder, files, places, names):
     embed, head = (names[leaf] + ".weight" for leaf in ("embed", "head"))
     if not {embed, head} <= files.keys() or head in {place.name for place in places}:
         return files
-    ours, theirs = (files[name].get_slice(name)[:].tobytes() for name in (embed, head))
-    if ours != theirs:
+    ours = files[embed].get_slice(embed)[:]
+    theirs = files[head].get_slice(head)[:]
+    if ours.tobytes() != theirs.tobytes():
         raise ValueError(f"{folder}: config.json says tie_word_embeddings, but {head} is not {embed}: if the model has "
                          'a head of its own, write "tie_word_embeddings": false into config.json')  # fmt: skip
     return {name: file for name, file in files.items() if name != head}
 
 
-def split_into_files(tensors: list[disk.Stored], sizes: list[int], limit: int) -> dict[str, Any]:
+def split_into_files(
+    tensors: list[disk.Stored], sizes: list[int], limit: int
+) -> dict[str, Any]:
     """Split tensors into files of about `limit` bytes, the first model-00001-of-00002.safetensors -> {name: content} as
     `disk.write_files` takes them. sizes: of the tensors, in bytes"""
     total = sum(sizes)
@@ -135,9 +142,10 @@ def split_into_files(tensors: list[disk.Stored], sizes: list[int], limit: int) -
     found: dict[str, Any] = {}
     for tensor, name in zip(tensors, names, strict=True):
         found.setdefault(name, []).append(tensor)
+    weight_map = {tensor.name: name for tensor, name in zip(tensors, names, strict=True)}
     index = {
         "metadata": {"total_size": total},
-        "weight_map": {tensor.name: name for tensor, name in zip(tensors, names, strict=True)},
+        "weight_map": weight_map,
     }
     return found | {"model.safetensors.index.json": index}
 
@@ -149,7 +157,8 @@ def open_all(index: str) -> dict[str, Any]:
         raise ValueError(f"{index} has no weight_map, the file of each tensor")
     found: dict[str, Any] = {}
     for file in sorted(set(listed.values())):
-        found |= disk.open_tensors(os.path.join(os.path.dirname(index), file))
+        path = os.path.join(os.path.dirname(index), file)
+        found |= disk.open_tensors(path)
     return found
 
 

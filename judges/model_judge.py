@@ -53,7 +53,10 @@ def encode(rows, completions, tok, max_len, template=None):
 def rows_of(prompts, messages_before):
     """Put the columns of a reward back into rows; messages_before: of each prompt, or None if no row has any."""
     before = messages_before or [None] * len(prompts)
-    return [{"prompt": p} | ({"messages_before": m} if m else {}) for p, m in zip(prompts, before, strict=True)]
+    rows = []
+    for prompt, turns in zip(prompts, before, strict=True):
+        rows.append({"prompt": prompt} | ({"messages_before": turns} if turns else {}))
+    return rows
 
 
 def in_batches(fn, *arrays, size):

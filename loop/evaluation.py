@@ -71,7 +71,8 @@ def rate_metrics(name, scored, fns, eval_only, cfg):
     """Average the main reward of the completions of each prompt as val/`name`, with other metrics -> {metric: value}.
 
     name: greedy or sampled. Prompts on which the main reward has no opinion are left out."""
-    names, main, n = [*fns, *eval_only], main_reward(fns, eval_only), scored.rewards.shape[2]
+    names, main = [*fns, *eval_only], main_reward(fns, eval_only)
+    n = scored.rewards.shape[2]
     each = rewards.apply_pass_at(scored.parts[main].reshape(-1, n), cfg)
     has_opinion = ~np.isnan(each).all(1)
     each = each[has_opinion]
@@ -85,7 +86,8 @@ def rate_metrics(name, scored, fns, eval_only, cfg):
     if len(names) > 1:
         metrics |= {f"val/{name}/{part}": rewards.mean(scored.parts[part]) for part in names}
     if n > 1:
-        metrics[f"val/pass@{n}"] = float(np.nanmax(each, 1).mean()) if len(each) else math.nan
+        best = np.nanmax(each, 1) if len(each) else each
+        metrics[f"val/pass@{n}"] = rewards.mean(best)
         metrics["val/distinct_3"] = distinct_ngrams(scored.completions)
     if not len(each):
         n_texts = len(scored.completions)
@@ -108,9 +110,8 @@ def pass_rates(
         filled = complete(params, key, text, cfg, temperature, n)
         ids = [texts.completion_ids(x, tok, cfg) for x, _ in filled]
         ends = cfg.model.ends
-        fast = np.stack(
-            [rewards.written_per_pass(x, text.maskable, trace["passes"], ends) for x, trace in filled], 1
-        )
+        per_pass = [rewards.written_per_pass(x, text.maskable, trace["passes"], ends) for x, trace in filled]
+        fast = np.stack(per_pass, 1)
         by_row = [row for completions in zip(*ids, strict=True) for row in completions]
         scored = rewards.score(fns, eval_only, cfg, tok, text.rows, by_row, n, fast.reshape(-1))
         for i, sample_of_row in enumerate(samples):
@@ -120,7 +121,8 @@ def pass_rates(
             metrics |= rate_metrics(name, scored, fns, eval_only, cfg)
         metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
         if n > 1 and fns:
-            for sample_of_row, total in zip(samples, rewards.total_rewards(scored.rewards, cfg).tolist(), strict=True):
+            totals = rewards.total_rewards(scored.rewards, cfg).tolist()
+            for sample_of_row, total in zip(samples, totals, strict=True):
                 sample_of_row["rewards"] = total
     for sample_of_row, row in zip(samples, text.rows, strict=True):
         sample_of_row["columns"] = scoring_columns(row)
@@ -166,10 +168,12 @@ def bounds(params: Any, shown: data.Batch, cfg: Any, tok: Any) -> dict[str, floa
         return {"val/nelbo": math.nan}
     held_out = texts.end_at_eos(known, tok) if cfg.model.causal else known
     bound = likelihoods(params, held_out, cfg)
-    out = {"val/nelbo": -float(bound.sum() / held_out.maskable.sum())}
+    per_token = bound.sum() / held_out.maskable.sum()
+    out = {"val/nelbo": -float(per_token)}
     if not (cfg.max_prompt_len or cfg.fill_in):
         size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
-        out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
+        per_byte = float(bound.mean()) / size
+        out["val/bits_per_byte"] = -per_byte / np.log(2)
     return out
 
 

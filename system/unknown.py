@@ -41,6 +41,14 @@ def quote(value: Any) -> str:
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
+def tensors(file: str, error: Exception) -> str:
+    """Return the message for a safetensors file that cannot be opened."""
+    folder = os.path.dirname(file)
+    is_of_run = os.path.basename(folder).startswith("step-")  # checkpoint.py names its folders so
+    cure = f"; delete {folder} to use the checkpoint before it" if is_of_run else ""
+    return f"{file} is missing, truncated or not a safetensors file: {error}{cure}"
+
+
 def load_variants() -> None:
     """Import all files of variants/ that can be loaded, so that the tables have all their names for a message. No run
     computes anything else after it, see sections.add."""
@@ -87,7 +95,9 @@ def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
             return f"{message}: {ANSWER[sign]}{answer}"
     names = {k: k for k in own}
     if not own:
-        names = {k.split(".")[-1]: k for k in (*keys, *known)} | {k: k for k in (*known, *keys)} | renamed()
+        names = {k.split(".")[-1]: k for k in (*keys, *known)}
+        names |= {k: k for k in (*known, *keys)}
+        names |= renamed()
     near = difflib.get_close_matches(bare if own else name.lower(), names, 1, 0.7)
     if near:
         message += f", did you mean {names[near[0]]!r}?"
@@ -147,8 +157,18 @@ def raised(error: Exception, path: str, known: Collection[str], keys: Callable) 
     return f"{path}{where}: {message}"
 
 
-NAMES = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
-EXAMPLES = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"), int: ("1,8,1", "(1, 8, 1)")}  # of tuples
+NAMES = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "True or False",
+    str: "text",
+    type(None): "None",
+}
+EXAMPLES = {  # of tuples
+    str: ("a,b", "('a', 'b')"),
+    float: ("1,2", "(1, 2)"),
+    int: ("1,8,1", "(1, 8, 1)"),
+}
 
 
 def expected(kind: Any) -> str:

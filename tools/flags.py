@@ -4,9 +4,13 @@ import sys
 
 def value_and_others(flag: str) -> tuple[str, list[str]]:
     """Take a flag from the command line -> its value (of several the last), and the other words."""
-    words = [word.partition("=") for word in sys.argv[1:]]
-    values = [value for name, _, value in words if name == flag]
-    others = ["".join(word) for word in words if word[0] != flag]
+    values, others = [], []
+    for word in sys.argv[1:]:
+        name, _, value = word.partition("=")
+        if name == flag:
+            values.append(value)
+        else:
+            others.append(word)
     return values[-1], others
 
 

@@ -44,7 +44,8 @@ class Device(NamedTuple):
 HOST = 8  # devices per machine, at most
 # NVIDIA's data sheets of the SXM boards (A100, H100, H200, B200); data sheets and architecture papers of the others
 # (GeForce: at the boost clock).
-AMPERE, HOPPER = ((8, 0, 108, 1.41, 167936, 40 << 20), (9, 0, 132, 1.98, 233472, 50 << 20))
+AMPERE = 8, 0, 108, 1.41, 167936, 40 << 20
+HOPPER = 9, 0, 132, 1.98, 233472, 50 << 20
 DEVICES = {
     "A100-40": Device(42.3e9, 1.555e12, AMPERE),
     "A100-80": Device(85.0e9, 2.039e12, AMPERE),
@@ -88,7 +89,13 @@ def topology(text):
     if not (any(plugins) and importlib.util.find_spec("nvidia")):
         return None
     major, minor, cores, clock, shared, cache = device.chip
-    threads = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get((major, minor), 2048)
+    known = {
+        (7, 5): 1024,
+        (8, 6): 1536,
+        (8, 9): 1536,
+        (12, 0): 1536,
+    }
+    threads = known.get((major, minor), 2048)
     target = f"""gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
         shared_memory_per_core: {shared} shared_memory_per_block_optin: {shared - 1024}
         threads_per_core_limit: {threads} core_count: {cores}
@@ -118,8 +125,10 @@ def abstract_run(cfg):
             params = model.cast(params, cfg.model.dtype)
         params, base = rl.split(params, key, cfg)
         if pack := config.pack_of(cfg):
-            layers = [{name: pack(name, x.shape, None, cfg.model.dtype) or x for name, x in layer.items()}
-                      for layer in base["blocks"]]  # fmt: skip
+            layers = [
+                {name: pack(name, x.shape, None, cfg.model.dtype) or x for name, x in layer.items()}
+                for layer in base["blocks"]
+            ]
             base = base | {"blocks": layers}
         state = setup.new_state(params, cfg, tx)._replace(step=jnp.int32(0))
         return state, base, rl.merged(state, base, cfg)
@@ -167,7 +176,14 @@ def abstract_batch(cfg):
 
 def abstract_minibatches(cfg, state):
     """Return the minibatches of an iteration of grpo, as shapes."""
-    dtypes = {"tokens": "int32", "valid": bool, "completion": bool, "counts": bool, "step": "int32", "logp": "float32"}
+    dtypes = {
+        "tokens": "int32",
+        "valid": bool,
+        "completion": bool,
+        "counts": bool,
+        "step": "int32",
+        "logp": "float32",
+    }
     M, key = config.n_update(cfg), jax.random.key(0)
     number, amount, truth = (jax.ShapeDtypeStruct((M,), dtype) for dtype in ("int32", "float32", bool))
     rollout = rl.Rollout(**abstract_text(cfg, M, **dtypes), passes=number, number=number)
@@ -201,7 +217,11 @@ def compiled_bytes(cfg, devices):
 
     def size(tree):
         """Count the bytes per device."""
-        return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(place(tree)))
+        total = 0
+        for x in jax.tree.leaves(place(tree)):
+            shape = x.sharding.shard_shape(x.shape)
+            total += math.prod(shape) * x.dtype.itemsize
+        return total
 
     stages, held = programs(cfg)
     temporaries = {}

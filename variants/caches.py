@@ -43,7 +43,8 @@ def store(cache, new, write):
     B, S = new.shape[:2]
     T = cache.shape[2]
     high = T if write.high is None else write.high
-    first, low, high = (jnp.reshape(x, (-1, 1)) for x in (write.first, write.low, high))
+    places = write.first, write.low, high
+    first, low, high = (jnp.reshape(x, (-1, 1)) for x in places)
     at = first + jnp.arange(S)
     outside = (at < low) | (at >= high)
     at = jnp.where(outside, T, at)  # beyond the end: dropped
@@ -70,7 +71,8 @@ def forward(params, tokens, cfg, positions, mask, cache, write, part=None):
 
     def attention(q, k, v, scores, part):
         old = cache[len(new_cache)]
-        new_cache.append([store(a, new, write) for a, new in zip(old, (k, v), strict=True)])
+        stored = [store(a, new, write) for a, new in zip(old, (k, v), strict=True)]
+        new_cache.append(stored)
         k, v = (a.swapaxes(1, 2) for a in new_cache[-1])
         return model.attention(q, k, v, scores, part)
 

@@ -27,7 +27,8 @@ def moved_right(z, valid, cfg):
     there = jnp.ones((1, z.shape[1]), bool) if valid is None else valid
 
     def move(a):
-        return jnp.pad(a, ((0, 0), (1, 0)))[:, :-1]
+        padded = jnp.pad(a, ((0, 0), (1, 0)))
+        return padded[:, :-1]
 
     z, there = move(z), move(there)
     return jnp.where(there, z, start_id(cfg)), there

@@ -99,7 +99,8 @@ def make_pairs(rows: list[dict], seed: int, refill: Callable | None = None) -> P
     has_prompt = [bool(row["prompt"]) for row in rows]
     worse = [make_worse(rng, *row) for row in zip(better, others, has_prompt, strict=True)]
     if refill:
-        for i, (text, kind) in enumerate(zip(*refill(rows[::2], seed), strict=True)):
+        texts_and_kinds = zip(*refill(rows[::2], seed), strict=True)
+        for i, (text, kind) in enumerate(texts_and_kinds):
             if kind:
                 worse[2 * i] = text, kind
     differ = [i for i, (text, _) in enumerate(worse) if text != better[i]]  # a refilled text may be right
@@ -135,7 +136,9 @@ def encode_pairs(pairs: Pairs, tok: Any, max_len: int, template: Any = None) -> 
 # ---- learning --------------------------------------------------------------------------------------------------------
 
 
-def loss(params: Any, batch: dict[str, Any], cfg: model.ModelConfig) -> tuple[jax.Array, dict[str, jax.Array]]:
+def loss(
+    params: Any, batch: dict[str, Any], cfg: model.ModelConfig
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Compute the loss of a batch of `encode_pairs`, and metrics.
 
     Bradley-Terry: the better of two should score higher. Added to it is a cross-entropy with label 1 for the better
@@ -153,7 +156,9 @@ def pair_metrics(better: np.ndarray, worse: np.ndarray, pairs: Pairs) -> dict[st
     """Compute the accuracy of a judge, in all and by kind, from its scores better, worse (N,) of held-out Pairs."""
     metrics = {"val/pair_acc": float(np.mean(better > worse))}
     for kind in sorted(set(pairs.kinds)):
-        metrics[f"val/pair_acc/{kind}"] = float(np.mean((better > worse)[np.array(pairs.kinds) == kind]))
+        of_kind = np.array(pairs.kinds) == kind
+        right = (better > worse)[of_kind]
+        metrics[f"val/pair_acc/{kind}"] = float(np.mean(right))
     return metrics
 
 
@@ -231,9 +236,13 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
         return jax.tree.map(lambda x: x / cfg.gradient_accumulation_steps, loss(params, batch, cfg.model))
 
     def evaluate(state, key):
+        def score_some(x, valid):
+            return score(state.weights, x, valid=valid)
+
         def score_side(side):
-            size, arrays = config.eval_rows(cfg), (val[side], val[side + "_valid"])
-            return np.asarray(sharding.in_chunks(lambda x, valid: score(state.weights, x, valid=valid), size, *arrays))
+            arrays = val[side], val[side + "_valid"]
+            scores = sharding.in_chunks(score_some, config.eval_rows(cfg), *arrays)
+            return np.asarray(scores)
 
         better, worse = score_side("better"), score_side("worse")
         columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")

@@ -51,7 +51,12 @@ def shapes(cfg, i) -> dict:
     if i < own.first_dense:
         return model.dense_shapes(cfg, i)
     D, E, F = cfg.d_model, own.n_experts, own.d_expert
-    found = {"router": (D, E), "expert_gate": (E, D, F), "expert_up": (E, D, F), "expert_down": (E, F, D)}
+    found = {
+        "router": (D, E),
+        "expert_gate": (E, D, F),
+        "expert_up": (E, D, F),
+        "expert_down": (E, F, D),
+    }
     if own.routing == "sigmoid":
         found["router_bias"] = (E,)
     if own.n_shared:
@@ -72,7 +77,8 @@ def mixture(h, w, cfg):
     out = placement.split_inside(weighted_sum, (h.astype(cfg.dtype), expert, weight), *matrices)
     out = out.astype(h.dtype)
     if Shape.of(cfg).n_shared:
-        inner = jax.nn.silu(kernels.matmul(h, w["shared_gate"])) * kernels.matmul(h, w["shared_up"])
+        gate = kernels.matmul(h, w["shared_gate"])
+        inner = jax.nn.silu(gate) * kernels.matmul(h, w["shared_up"])
         out += kernels.matmul(inner, w["shared_down"])
     return out
 
@@ -82,7 +88,8 @@ def route(h, w, cfg):
 
     In float32, also if the model computes in 16 bits: a rounded score can pick another expert."""
     own = Shape.of(cfg)
-    logits = jnp.matmul(h.astype(jnp.float32), w["router"].astype(jnp.float32), precision="highest")
+    h, router = h.astype(jnp.float32), w["router"].astype(jnp.float32)
+    logits = jnp.matmul(h, router, precision="highest")
     scores = jax.nn.softmax(logits) if own.routing == "softmax" else jax.nn.sigmoid(logits)  # (B, S, E)
     rank = jax.lax.stop_gradient(scores)
     if "router_bias" in w:
@@ -110,14 +117,16 @@ def weighted_sum(h, expert, weight, gate, up, down):
     x = h.reshape(-1, D)
     if sharding.platform() == "tpu":
         # Elsewhere XLA computes every expert for every row, in jax 0.10.2 on CPUs and on NVIDIA's GPUs.
-        place, multiply = jnp.arange(len(group)), functools.partial(jax.lax.ragged_dot, group_sizes=sizes)
+        place = jnp.arange(len(group))
+        multiply = functools.partial(jax.lax.ragged_dot, group_sizes=sizes)
         rows = x[choice // n]
     else:
         place, tile_expert, height = make_tiles(group[choice], sizes)
         multiply = functools.partial(multiply_tiles, expert=tile_expert)
         source = jnp.full(len(tile_expert) * height, len(x)).at[place].set(choice // n)
         rows = x.at[source].get(mode="fill", fill_value=0).reshape(-1, height, D)
-    out = multiply(jax.nn.silu(multiply(rows, gate)) * multiply(rows, up), down).reshape(-1, D)
+    inner = jax.nn.silu(multiply(rows, gate)) * multiply(rows, up)
+    out = multiply(inner, down).reshape(-1, D)
     chosen = out[jnp.zeros_like(place).at[choice].set(place)]  # in the order of tokens again
     return (chosen.reshape(*expert.shape, D) * weight[..., None]).sum(-2)
 

@@ -23,7 +23,8 @@ def state_before(params, z, cfg, valid, start, length):
 def shifted(h, first, start, length, valid):
     """Pick the states that a shifted denoiser predicts tokens start, start + 1, ... from, those one column before them
     (for the first token of a text: its own): h (B, S, D), the states from column `first` on -> (B, length, D)."""
-    start, first = jnp.reshape(start, (-1, 1)), jnp.reshape(first, (-1, 1))
+    start = jnp.reshape(start, (-1, 1))
+    first = jnp.reshape(first, (-1, 1))
     left = start - 1 + jnp.arange(length)
     begin = 0 if valid is None else jnp.argmax(valid, 1)[:, None]  # no state stands before a text begins
     index = jnp.maximum(left, begin) - first

@@ -47,7 +47,8 @@ class Tokenizer:
                 "differ from both; give the mask a token of its own"
             )
         self.vocab_size = max(*vocab.values(), *specials.values()) + 1
-        self._bytes = {i: token for token, i in vocab.items()} | {i: text.encode() for text, i in specials.items()}
+        self._bytes = {i: token for token, i in vocab.items()}
+        self._bytes |= {i: text.encode() for text, i in specials.items()}
         self._hidden = set(specials.values())  # unless they are asked for
 
     @functools.cached_property
@@ -153,7 +154,8 @@ def byte_level_spec(
     nfc: bool,
 ) -> dict[str, Any]:
     """Make the content of a tokenizer.json for byte-level BPE. pattern: the regular expression that cuts texts."""
-    texts = {to_text(token): i for token, i in vocab.items()} | {token["content"]: token["id"] for token in added}
+    texts = {to_text(token): i for token, i in vocab.items()}
+    texts |= {token["content"]: token["id"] for token in added}
     cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     switches = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,

@@ -35,7 +35,9 @@ def find_ranks(path: Path) -> dict[bytes, int] | None:
     """Read the .tiktoken file that a path is, or that a folder has; None if it has the files of another tokenizer."""
     if path.is_dir() and not any((path / name).exists() for name in ("tokenizer.json", "vocab.json")):
         path = next(iter(sorted(path.glob("*.tiktoken"))), path)
-    return read_ranks(regular_file(path)) if path.suffix == ".tiktoken" and not path.is_dir() else None
+    if path.suffix != ".tiktoken" or path.is_dir():
+        return None
+    return read_ranks(regular_file(path))
 
 
 def read_ranks(file: Path) -> dict[bytes, int]:
