@@ -64,3 +64,20 @@ def save_and_explain(run, state, best, where, error):
     checkpoint.save_run(run.cfg, state, run.tok, best, finished=False)
     return ValueError(f"{where}: {error}. Saved {run.cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
                       "--resume=True")  # fmt: skip
+
+
+def collapse(name, means, group_size):
+    """Warn of a metric that looks like a collapse, and say when that is likely to be false. means: see
+    rollout_log.looks_collapsed."""
+    best, last = means.max(), means[-1]
+    if name == "reward":
+        return (f"the reward has fallen from {best:.3g} to {last:.3g}. Try a lower learning_rate. Likely to be false "
+                "if few completions earn anything, if the prompts became harder, or if the reward always goes up and "
+                "down")  # fmt: skip
+    if name == "entropy":
+        return (f"the entropy is {last:.2g} nats per token, so the policy tries nothing new. Try a lower "
+                "learning_rate or a higher temperature. Likely to be false if most completions are right")  # fmt: skip
+    different = last * group_size
+    return (f"the {group_size} completions of a prompt are on average {different:.3g} different texts, so there is "
+            "little to compare. Try a higher temperature. Likely to be false if answers are short, or if most "
+            "completions are right")  # fmt: skip

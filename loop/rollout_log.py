@@ -111,24 +111,16 @@ def read_metrics(unread, last, cfg):
 WINDOW = 10  # iterations
 
 
-def warning(name: str, means: np.ndarray, group_size: int) -> str:
-    """Warn if a metric looks like a collapse; "" if it does not. means: over each WINDOW iterations so far.
-
-    These are rules of thumb. They are often wrong, so each says when."""
+def looks_collapsed(name: str, means: np.ndarray, group_size: int) -> bool:
+    """True if a metric looks like a collapse, by rules of thumb, which are often wrong. means: over each WINDOW
+    iterations so far."""
     best, last = means.max(), means[-1]
-    if name == "reward" and 0 < best and last <= best / 2:
-        return (f"the reward has fallen from {best:.3g} to {last:.3g}. Try a lower learning_rate. Likely to be false "
-                "if few completions earn anything, if the prompts became harder, or if the reward always goes up and "
-                "down")  # fmt: skip
-    if name == "entropy" and last <= 0.02:
-        return (f"the entropy is {last:.2g} nats per token, so the policy tries nothing new. Try a lower "
-                "learning_rate or a higher temperature. Likely to be false if most completions are right")  # fmt: skip
+    if name == "reward":
+        return 0 < best and last <= best / 2
+    if name == "entropy":
+        return last <= 0.02
     different = last * group_size
-    if name == "unique_completions" and different <= 1 + 0.05 * (group_size - 1):
-        return (f"the {group_size} completions of a prompt are on average {different:.3g} different texts, so there is "
-                "little to compare. Try a higher temperature. Likely to be false if answers are short, or if most "
-                "completions are right")  # fmt: skip
-    return ""
+    return different <= 1 + 0.05 * (group_size - 1)
 
 
 class Watch:
@@ -148,7 +140,10 @@ class Watch:
                 continue
             values.append(metrics[name])
             means = np.convolve(values, np.ones(WINDOW) / WINDOW, "valid")
-            if len(values) >= WINDOW and name not in self.told and (text := warning(name, means, self.group_size)):
-                self.told.add(name)
-                found.append(text)
+            if len(values) < WINDOW or name in self.told or not looks_collapsed(name, means, self.group_size):
+                continue
+            from loop import failures  # which has the words
+
+            self.told.add(name)
+            found.append(failures.collapse(name, means, self.group_size))
         return found
