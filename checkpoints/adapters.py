@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 import model
 from checkpoints import huggingface
-from checkpoints.huggingface import ADAPTER_CONFIG, JUDGE_HEAD, Place
+from checkpoints.family import Place
+from checkpoints.huggingface import ADAPTER_CONFIG, JUDGE_HEAD
 from system import disk, kernels, sections
 
 PEFT_PREFIX = "base_model.model."  # of the names of the base's tensors

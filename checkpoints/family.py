@@ -3,6 +3,8 @@ What the folders of a family of models are like: LLaDA's, as which a denoiser of
 others when a configuration or a folder is not of this one.
 """
 
+import functools
+import operator
 from typing import Any, NamedTuple
 
 import model
@@ -104,3 +106,29 @@ def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
 
         expected |= {field: index.default_of(field) for field in there.keys() - expected}
     return all(value == expected[field] for field, value in there.items())
+
+
+# ---- tensors in files ------------------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """A tensor in a file, and where its values are in our params."""
+
+    path: tuple[str | int, ...]  # ("embed",) or ("blocks", 3, "q")
+    at: tuple[int, ...]  # (the expert,) if its leaf has several; ()
+    name: str  # of the tensor in the file
+
+
+def leaf_at(tree, path):
+    """Return the leaf of a tree of dicts and lists."""
+    return functools.reduce(operator.getitem, path, tree)
+
+
+def is_transposed(path, ndim):
+    """True if a file stores the tensors of this leaf, with ndim sides each, transposed: matrices but the embedding."""
+    return ndim == 2 and path != ("embed",)
+
+
+def stored_shape(path, shape):
+    """Return the shape of the tensor in a file that is this leaf of our params; shape: of the leaf."""
+    return shape[::-1] if is_transposed(path, len(shape)) else shape

@@ -8,18 +8,17 @@ people's folders have loads with one of them (foreign.py). Adapters are in adapt
 import dataclasses
 import functools
 import itertools
-import operator
 import os
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 import model
-from checkpoints.family import FAMILIES, NEEDED, OURS, can_hold
+from checkpoints.family import FAMILIES, NEEDED, OURS, Place, can_hold, is_transposed, leaf_at, stored_shape
 from system import disk, sections, sharding
 from system.tokens.bpe import Tokenizer
 
@@ -56,14 +55,6 @@ def has_adapters(folder: str) -> bool:
     return os.path.exists(os.path.join(folder, ADAPTER_CONFIG))
 
 
-class Place(NamedTuple):
-    """A tensor in a file, and where its values are in our params."""
-
-    path: tuple[str | int, ...]  # ("embed",) or ("blocks", 3, "q")
-    at: tuple[int, ...]  # (the expert,) if its leaf has several; ()
-    name: str  # of the tensor in the file
-
-
 def tensor_places(cfg: model.ModelConfig, n_out: int | None, kind: str | None = None) -> Iterator[Place]:
     """Yield the Place of every tensor in a folder of this configuration.
 
@@ -85,24 +76,11 @@ def tensor_places(cfg: model.ModelConfig, n_out: int | None, kind: str | None = 
                 yield Place(("blocks", i, leaf), at, name.format(i, e=at and at[0]))
 
 
-def leaf_at(tree, path):
-    """Return the leaf of a tree of dicts and lists."""
-    return functools.reduce(operator.getitem, path, tree)
-
-
-def is_transposed(path, ndim):
-    """True if a file stores the tensors of this leaf, with ndim sides each, transposed: matrices but the embedding."""
-    return ndim == 2 and path != ("embed",)
-
-
-def stored_shape(path, shape):
-    """Return the shape of the tensor in a file that is this leaf of our params; shape: of the leaf."""
-    return shape[::-1] if is_transposed(path, len(shape)) else shape
-
-
 def are_leaves(places):
     """True if each tensor in a file is a leaf of our params. Some are a part of one, as of an expert, or several."""
-    return not any(place.at for place in places) and len({place.name for place in places}) == len(places)
+    if any(place.at for place in places):
+        return False
+    return len({place.name for place in places}) == len(places)
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -166,7 +144,8 @@ def to_store(params, place):
         values = np.asarray(x)
         return values.T if is_transposed(place.path, x.ndim) else values
 
-    return disk.Stored(place.name, jax.ShapeDtypeStruct(stored_shape(place.path, x.shape), x.dtype), fetch)
+    shape = stored_shape(place.path, x.shape)
+    return disk.Stored(place.name, jax.ShapeDtypeStruct(shape, x.dtype), fetch)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -317,7 +296,8 @@ def load_tensors(folder, files, places, shapes, dtype, described, pack=None):
 
     def leaf(path, shape):
         path = tuple(key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key for key in path)
-        x, transposed, stored_as = found[path], is_transposed(path, len(shape)), model.stored_dtype(path[-1], dtype)
+        x, stored_as = found[path], model.stored_dtype(path[-1], dtype)
+        transposed = is_transposed(path, len(shape))
 
         def fetch(index):
             part = x[index[::-1] if transposed else index].astype(stored_as, copy=False)

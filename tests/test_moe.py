@@ -19,7 +19,7 @@ import config
 import diffusion
 import model
 import train
-from checkpoints import adapters, checkpoint, families, huggingface
+from checkpoints import adapters, checkpoint, families, family, huggingface
 from loop import memory, runs
 from loop.setup import prepare
 from system import disk, sharding
@@ -138,7 +138,7 @@ def test_logits_equal_those_of_llada2s_own_code(b):
 def as_stored(tree, name, cfg):
     """The values in a tree like params that a tensor of LLaDA2's file has."""
     parts = [place for place in huggingface.tensor_places(cfg, None) if place.name == name]
-    return np.concatenate([np.asarray(huggingface.leaf_at(tree, place.path)[place.at]).T for place in parts])
+    return np.concatenate([np.asarray(family.leaf_at(tree, place.path)[place.at]).T for place in parts])
 
 
 def test_loss_and_gradients_equal_those_of_llada2s_own_code():
