@@ -236,7 +236,7 @@ def chat(
         return None
     from data import chats  # a puzzle is its own prompt
 
-    return chats.template(name, system, tok, instruction)
+    return chats.template(name, CHAT, system, tok, instruction)
 
 
 def prompt_text(row: Row, template: Callable[..., str] | None = None) -> str:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from data import CHAT
 from system import sections
 from system.unknown import quote
 
@@ -45,10 +44,10 @@ def gemma(turns):
     return f"<bos>{''.join(written)}<start_of_turn>model\n"
 
 
-def template(name, system, tok, instruction):
-    """Make what data.chat returns."""
-    if name not in CHAT:
-        sections.refuse("texts.chat_template", name, CHAT)
+def template(name, known, system, tok, instruction):
+    """Make what data.chat returns. known: data.CHAT."""
+    if name not in known:
+        sections.refuse("texts.chat_template", name, known)
     write = globals()[name or "plain"]
     lacking = set(re.findall(r"<\|\w+\|>|<\w+>", write([("user", "")]))) - tok.specials.keys()
     if lacking:

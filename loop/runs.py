@@ -286,7 +286,8 @@ def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> 
         report(run.cfg)
         values = {name: value for name, value in values.items() if RATES.fullmatch(name) or name == "val/nelbo"}
     tqdm.write(f"step {step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
-    tqdm.write(sample_text(samples[0], before[0] if before else {}))
+    for sample in samples[:1]:
+        tqdm.write(sample_text(sample, before[0] if before else {}))
 
 
 def sample_text(sample: dict, first: dict) -> str:

@@ -106,10 +106,9 @@ def open_tensors(file: str) -> dict[str, Any]:
     try:
         handle = safetensors.safe_open(regular_file(file), "numpy")
     except (OSError, safetensors.SafetensorError) as e:
-        folder = os.path.dirname(file)
-        is_of_run = os.path.basename(folder).startswith("step-")  # checkpoint.py names its folders so
-        cure = f"; delete {folder} to use the checkpoint before it" if is_of_run else ""
-        raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}{cure}") from None
+        from system import unknown
+
+        raise ValueError(unknown.tensors(file, e)) from None
     return dict.fromkeys(handle.keys(), handle)
 
 

@@ -133,6 +133,7 @@ def rules_of_a_model(cfg: Any) -> Iterator[tuple[Any, str]]:
     for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff"):
         value = getattr(cfg, name)
         yield value is not None and value < 1, f"{name}={value} must be at least 1"
+    yield cfg.n_layer > 10_000, f"n_layer={cfg.n_layer}: no model has more than 10,000 layers"
     yield cfg.d_head is None and cfg.d_model % cfg.n_head, (
         f"d_model={cfg.d_model} must be divisible by n_head={cfg.n_head} (or set d_head)")
     yield cfg.n_kv_head is not None and (cfg.n_kv_head < 1 or cfg.n_head % cfg.n_kv_head), (

@@ -78,7 +78,7 @@ init = jax.jit(model.init, static_argnames="cfg")
 views = jax.jit(diffusion.views, static_argnames=("name", "n", "cfg"))
 
 
-SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4, **{"runs.log_samples": 0},
+SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4,
                diffusion_steps=2,
                warmup_iters=0, lr_schedule="constant", max_iters=1, eval_interval=1, log_interval=1)  # fmt: skip
 

@@ -56,7 +56,7 @@ def arguments(place, kind, out_dir, **changes):
     keys = dict(objective="grpo", dataset=place, init_from=place / kind, out_dir=out_dir,
                 rewards=f"{my}:low,{my}:near", reward_weights="1,0.5", adv_negative=1.0,
                 max_prompt_len=8, max_new_tokens=6, batch_size=4, group_size=4, max_iters=2,
-                eval_interval=9, save_interval=1, log_interval=1, eval_size=4, **{"runs.log_samples": 0},
+                eval_interval=9, save_interval=1, log_interval=1, eval_size=4,
                 diffusion_steps=3, updates_per_rollout=2, ratio_level="token", clip_low=1e-3, clip_high=1e-3,
                 learning_rate=1e-2, warmup_iters=0, lr_schedule="constant", keep_completions=12, minibatch_size=6)
     recipe = place / "recipe.py"

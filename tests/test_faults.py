@@ -27,7 +27,7 @@ def whole(tmp_path_factory):
     shape = model.ModelConfig(n_layer=1, n_head=1, d_model=4, d_ff=4)
     cfg = shared.run(out_dir=f"{folder}/out", dataset=str(folder), max_prompt_len=3, max_new_tokens=4,
                         max_iters=4, batch_size=4, eval_interval=2, eval_size=2, save_interval=2, log_interval=1,
-                        **{"runs.log_samples": 0}, diffusion_steps=1, **{"checkpoint.keep": 1}, warmup_iters=0,
+                        diffusion_steps=1, **{"checkpoint.keep": 1}, warmup_iters=0,
                         model=shape)  # fmt: skip
     train.train(cfg)
     train.train(shared.changed(cfg, out_dir=(killed := f"{folder}/out_killed"), **{"checkpoint.keep": 2}))

@@ -28,7 +28,7 @@ FREEZE = bool(os.environ.get("UNMASK_FREEZE"))
 FIXTURES = "llada", "sdar", "fastdllm2"
 RULES = "quota", "dream", "threshold", "factor", "entropy", "dynamic"
 SMALL = ["--n_layer=2", "--d_model=32", "--n_head=2", "--batch_size=16", "--max_iters=3", "--log_interval=1",
-         "--eval_interval=99", "--eval_size=4", "--stop_at=None", "--warmup_iters=2", "--runs.log_samples=0"]
+         "--eval_interval=99", "--eval_size=4", "--stop_at=None", "--warmup_iters=2"]
 BASES = "sudoku_base", "sudoku_d1_base", "countdown_block_base", "arith_ar_base"
 REWARD = ["--rewards=length(target=9)", "--pass_at=None"]  # what a model of three steps can earn
 GRPO = {"sudoku_grpo": "sudoku_base", "sudoku_d1_grpo": "sudoku_d1_base",

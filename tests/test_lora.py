@@ -228,7 +228,7 @@ def test_adapters_that_are_their_own_base_or_damaged_are_named_in_one_sentence(s
 
 SECONDS = dict(max_prompt_len=3, max_new_tokens=4, max_iters=4, batch_size=8, eval_interval=4, eval_size=8,
                save_interval=2, log_interval=1, diffusion_steps=4, warmup_iters=0, lr_schedule="constant",
-               learning_rate=1e-2, **{"runs.log_samples": 0, "checkpoint.keep": 9})  # fmt: skip
+               learning_rate=1e-2, **{"checkpoint.keep": 9})  # fmt: skip
 SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
 OF = {
     "pretrain": dict(gradient_accumulation_steps=2, ema_decay=0.5),

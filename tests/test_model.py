@@ -446,7 +446,7 @@ def copy_fixture(tmp_path, **changes):
     (dict(mask_token_id=305), "config.json: mask_id=305 is also eos_id, .* a mask must look like none"),
     (dict(model_type=["llada"]), r"model_type is \['llada'\]: this code does not compute such a network; known"),
     (dict(model_type={}), "model_type is {}"),
-    (dict(model_type=None), "model_type is None"), (dict(n_layers=10**9), "n_layers=1000000000: no model has more"),
+    (dict(model_type=None), "model_type is None"), (dict(n_layers=10**9), "n_layer=1000000000: no model has more"),
     (dict(eos_token_id=["a"]), "eos_id='a': expected"), (dict(eos_token_id={}), "eos_id={}: expected"),
     (dict(rope_scaling=[8.0]), r"rope_scaling=\[8.0\] is not supported"),
     (dict(rope_parameters="no"), "rope_scaling=no is not supported"),

@@ -156,7 +156,7 @@ def test_numbers_are_made_for_one_product_at_a_time_also_in_the_backward_pass():
 
 
 RUN = dict(objective="grpo", max_prompt_len=3, max_new_tokens=4, max_iters=4, batch_size=2, group_size=4,
-           eval_interval=4, eval_size=8, save_interval=2, log_interval=1, **{"runs.log_samples": 0}, diffusion_steps=4,
+           eval_interval=4, eval_size=8, save_interval=2, log_interval=1, diffusion_steps=4,
            warmup_iters=0, **{"checkpoint.keep": 9}, lr_schedule="constant", learning_rate=1e-2, rewards=("exact",),
            kl_beta=0.1, **{"lora.rank": 2}, updates_per_rollout=2, ratio_level="token", adv_negative=1.0)  # fmt: skip
 

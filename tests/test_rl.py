@@ -62,7 +62,7 @@ def place(tmp_path_factory):
     return folder
 
 
-SECONDS = dict(max_prompt_len=3, max_new_tokens=4, batch_size=8, eval_size=8, **{"runs.log_samples": 0},
+SECONDS = dict(max_prompt_len=3, max_new_tokens=4, batch_size=8, eval_size=8,
                diffusion_steps=4, warmup_iters=2, lr_schedule="constant",
                model=model.ModelConfig(n_layer=1, n_head=2, d_model=32))  # fmt: skip
 
@@ -539,7 +539,7 @@ def test_two_variants_that_train_parameters_of_their_own_are_refused():
 def test_a_run_says_how_each_iteration_went_and_logs_what_its_first_group_wrote(tiny, place, capsys):
     shown = ("exact", f"{place}/my.py:short")
     cfg = tiny(rewards=shown, reward_weights=(1.0, 0.5), max_iters=3, log_interval=2, eval_interval=9, kl_beta=0.1,
-               adv_negative=0.0, pass_at=0.5, **{"runs.log_samples": 2, "evaluation.samples": 1})  # fmt: skip
+               adv_negative=0.0, pass_at=0.5, **{"evaluation.samples": 1})  # fmt: skip
     train.train(cfg)
     out = capsys.readouterr().out
     line = r"^step +(\d)  reward (\S+)  ± \S+  pass (\S+)%  entropy \S+  kl \S+  rollout \S+ \+ .* s$"

@@ -236,7 +236,7 @@ def test_json_and_xml_are_well_formed_and_have_structure(text, is_json, is_xml):
 
 def test_plain_rules_have_their_exact_values():
     assert (rules.exact(" 5\n", "5"), rules.exact("5.0", "5")) == (1, 0)
-    assert (rules.contains("it is 5!", "5"), rules.contains("it is 6", "5")) == (1, 0)
+    assert (formats.contains("it is 5!", "5"), formats.contains("it is 6", "5")) == (1, 0)
     assert (formats.regex("abc", "b."), formats.regex("abc", "^b")) == (1, 0)
     assert formats.keywords("Sort the LIST, please", ["sort", "list", "lis", "c++"]) == 0.5
     assert formats.keywords("in c++!", ["c++"]) == 1
@@ -252,7 +252,7 @@ def test_length_is_highest_at_the_target_in_tokens_if_there_are_tokens():
 
 
 def every_rule(text):
-    return [rules.exact(text, "5"), rules.contains(text, "5"), formats.regex(text, "5"),
+    return [rules.exact(text, "5"), formats.contains(text, "5"), formats.regex(text, "5"),
             formats.keywords(text, ["5", "a"]), formats.valid_json(text), formats.valid_xml(text),
             formats.xml_tags(text), formats.math_answer(text, "5"),
             formats.math_answer("5", text), formats.countdown(text, [1, 2], 3), sudoku.sudoku(text, PUZZLE),

@@ -413,7 +413,7 @@ def test_an_evaluation_that_failed_is_made_up_for_when_the_run_is_resumed(tmp_pa
     shape = model.ModelConfig(n_layer=1, d_model=8, n_head=1)
     cfg = shared.run(
         out_dir=str(tmp_path / "out"), max_iters=max_iters, batch_size=2, max_prompt_len=2, max_new_tokens=2,
-        eval_size=2, eval_interval=2, diffusion_steps=2, **{"runs.log_samples": 0}, model=shape,
+        eval_size=2, eval_interval=2, diffusion_steps=2, model=shape,
     )  # fmt: skip
     refused("evaluation at step 2: .*Saved", train.train, cfg, rows, reward)
     mended = True

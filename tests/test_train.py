@@ -1,7 +1,6 @@
 """train.py: the optimizer against numpy, and the loop run to its end, stopped, broken, poisoned and started again."""
 import contextlib
 import dataclasses
-import errno
 import io
 import json
 import os
@@ -9,7 +8,6 @@ import re
 import shutil
 import signal
 import sys
-import threading
 import types
 
 import jax
@@ -30,7 +28,7 @@ from checkpoints import checkpoint, resume
 from checkpoints.best import best_checkpoint
 from loop import runs, setup
 from loop.setup import prepare
-from system import disk, terminal
+from system import terminal
 from tools import complete
 
 SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
@@ -402,32 +400,6 @@ def test_a_judge_broken_off_and_resumed_learns_from_the_pairs_it_began_with(unbr
 
 
 # ---- accidents ----
-def test_a_disk_that_is_full_for_a_save_behind_the_steps_and_for_the_next_line_is_said_once(
-        tiny, monkeypatch, tmp_path):
-    cfg, begun, plain = tiny(eval_interval=12), threading.Event(), disk.write_files
-
-    def write(folder, files):
-        plain(folder, files)
-        if files["run.json"]["step"] == 6:
-            assert begun.wait(9)
-            raise OSError(errno.ENOSPC, "?", f"{folder}/model.safetensors")
-
-    def metrics(log, step, values):
-        if step == 6:
-            real(log, step, values)
-        elif step > 6:
-            begun.set()
-            raise OSError(errno.ENOSPC, "?", f"{cfg.out_dir}/metrics.jsonl")
-
-    real = runs.Log.metrics
-    monkeypatch.setattr(disk, "write_files", write)
-    monkeypatch.setattr(runs.Log, "metrics", metrics)
-    assert leave(cfg, monkeypatch, tmp_path) == (
-        f"error: No space left on device at {cfg.out_dir}/metrics.jsonl: {cfg.out_dir}/step-000003 is whole; make room "
-        "and go on with --resume=True")
-    assert checkpoint.WRITING not in os.listdir(cfg.out_dir)
-
-
 @pytest.mark.parametrize("poisoned", [0, 5])
 def test_a_poisoned_row_stops_the_run_and_leaves_the_checkpoint_before_it(tiny, monkeypatch, tmp_path, poisoned):
     change_task(monkeypatch, evaluate=scripted([0.5, 0.4, 0.3]))
