@@ -9,7 +9,7 @@ names (checkpoints/huggingface.py). Models that differ in more name another entr
 (ROTARY), and what is scaled or capped around all of that (NETWORKS). A file of variants/ adds its entries when a model
 needs it.
 
-Shape letters used in the whole repository:
+Shape letters, wherever a file does not say otherwise:
   B batch   T sequence   D width   H heads   K head width   F mlp width   L layers   V vocabulary   N prompts   G group
 """
 import dataclasses
@@ -294,11 +294,11 @@ def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part
     function of a layer's number that returns its Scores."""
     j = jnp.arange(z.shape[1])[None, None]
     i = columns(j[0], part)[..., None]
-    far = MASKS[cfg.mask](i, j, z, valid, cfg, part)
+    seen = MASKS[cfg.mask](i, j, z, valid, cfg, part)
     if valid is not None:  # padding sees itself: a softmax over nothing would be 0 / 0
         text = valid[:, None]
-        far = text if far is None else far & (text | (i == j))
-    return network(cfg).scores(far, i - j, cfg)
+        seen = text if seen is None else seen & (text | (i == j))
+    return network(cfg).scores(seen, i - j, cfg)
 
 
 def attention(q, k, v, scores, part):

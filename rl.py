@@ -299,6 +299,7 @@ def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
     out: list = []
     M, size = len(c.advantage), config.minibatch(cfg)
     old_logp_of = old_logp_of or (lambda b: logp_of(policy.params, b.rollout, b.views, cfg))
+    reference = sharding.to_device(policy.reference) if cfg.kl_beta else None
     for n_pass in range(cfg.updates_per_rollout):
         views = draw_views(jax.random.fold_in(view_key, n_pass), c.rollout, cfg)
         order = jax.random.permutation(jax.random.fold_in(order_key, n_pass), M) if size < M else None
@@ -306,7 +307,6 @@ def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
             some, of_some = (c, views) if order is None else sharding.take_together((c, views), order[i : i + size])
             b = new_minibatch(some, of_some, cfg)
             if cfg.kl_beta:
-                reference = sharding.to_device(policy.reference)
                 b = with_logp(b, ref_logp=logp_of(reference, b.rollout, b.views, cfg))
             if config.has_ratios(cfg):
                 # An array also in the first: without it JAX would compile a second program for the gradient. In 16 bits

@@ -158,7 +158,7 @@ def threshold(b, plan):
 
 
 RULES = sections.Table(quota=quota, threshold=threshold)
-SCHEDULED = "quota", "dream"  # the rules that divide the steps before the first: all rows take as many
+SCHEDULED = "quota", "dream"  # the rules that share out a given number of steps
 CACHES = "none", "prefix", "dual"
 
 

@@ -53,7 +53,7 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
         found = rl.score_rollout(r, prompts.rows, reward_fns, cfg, tok)
     # 3  Compare them within each group, and choose those that learn.
     adv = grpo.advantages(found.rewards, **rewards.advantage_settings(found.rewards, cfg))
-    notes |= rollout_log.describe(found, adv, cfg, tok)
+    notes |= rollout_log.describe(found, adv, cfg)
     if notes["skipped"]:  # all rewards of all completions are None
         return notes
     chosen = rl.select_completions(found, adv, cfg)

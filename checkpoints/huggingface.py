@@ -168,8 +168,9 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     """
     kind, path = read_kind(folder, open_as), os.path.join(folder, "config.json")
     family, theirs = FAMILIES[kind], disk.read_json(path)
-    others = open_as or theirs.get("architectures") != [family.architecture] or kind != next(iter(FAMILIES))
-    if others := others or bool(theirs.keys() & UNUSUAL):
+    is_ours = kind == next(iter(FAMILIES)) and theirs.get("architectures") == [family.architecture]
+    others = open_as or not is_ours or theirs.keys() & UNUSUAL
+    if others:
         from checkpoints import foreign
 
         theirs = foreign.understand(folder, theirs, kind, open_as)

@@ -318,8 +318,8 @@ def between_keys(c):
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
         (c.reward_weights and len(c.reward_weights) != len(c.rewards),
          f"reward_weights={c.reward_weights} has {len(c.reward_weights)} numbers for {len(c.rewards)} rewards"),
-        (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
-         f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
+        (c.stop_at is not None and c.objective == "pretrain" and not deciding,
+         f"stop_at={c.stop_at} needs rewards or eval_rewards: the first of them decides what passes"),
         (c.init_from and not (c.resume or c.eval_only) and is_inside(c.init_from, c.out_dir),
          f"init_from={c.init_from!r} lies in out_dir={c.out_dir!r}, where this run writes: give it another out_dir"),
         *(between_keys_of_grpo(c) if reinforces else ()), *idle(c))  # fmt: skip

@@ -29,7 +29,7 @@ def length_metrics(rollout, cfg):
     }
 
 
-def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
+def describe(scored: Any, adv: Any, cfg: Any) -> dict[str, Any]:
     """Summarize the rewards, advantages (N, G) and completions of an iteration for the log."""
     size = cfg.group_size
     total = rewards.total_rewards(scored.rewards, cfg)

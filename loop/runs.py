@@ -339,7 +339,7 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
 
 
 class StopRequested:
-    """Note ctrl-C, SIGTERM or SIGHUP, so that the loop saves and leaves. A second ctrl-C leaves at once."""
+    """Note ctrl-C, SIGTERM or SIGHUP, so that the loop saves and leaves. ctrl-C after one of these leaves at once."""
 
     def __enter__(self):
         self.signal = None
@@ -351,7 +351,7 @@ class StopRequested:
 
     def note(self, number, frame):
         """Handle a signal."""
-        if self.signal == number == signal.SIGINT:
+        if self.signal and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
         tqdm.write("saving after this step; ctrl-C again leaves at once", file=sys.stderr)

@@ -201,4 +201,4 @@ def to_host(tree: Any) -> Any:
 def to_device(tree: Any) -> Any:
     """Move the result of `to_host` back to the devices."""
     on = many()
-    return on.to_device(tree) if on else tree
+    return on.to_device(tree) if on else jax.device_put(tree)

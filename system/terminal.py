@@ -51,8 +51,8 @@ def leave(number: int, frame: Any) -> NoReturn:
 
 
 def run(main: Callable) -> None:
-    """Run a program and leave with its exit code: 2 after a mistake of the user, 130 after ctrl-C, 129 if its terminal
-    is closed or nobody reads its output (`| head`)."""
+    """Run a program and leave with its exit code: 2 after a mistake of the user, 130 after ctrl-C, 129 after SIGHUP: if
+    its terminal is closed, or its output cannot be written (`| head`, a full disk)."""
     signal.signal(signal.SIGINT, leave)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, leave)

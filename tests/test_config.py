@@ -403,9 +403,9 @@ def test_values_of_every_type_are_read(file):
 
 def test_the_order_of_overrides_does_not_matter(file):
     # each of these alone, or the first without the second, is impossible
-    pairs = [("--n_head=3", "--d_model=96"), ("--causal=True", "--shift=True"), ("--stop_at=0.5", "--rewards=exact"),
-             ("--reward_weights=2", "--rewards=exact"), ("--batch_size=9", "--gradient_accumulation_steps=3"),
-             ("--mask_id=300", "--vocab_size=301")]  # fmt: skip
+    pairs = [("--n_head=3", "--d_model=96"), ("--causal=True", "--shift=True"),
+             ("--stop_at=0.5", "--eval_rewards=exact"), ("--reward_weights=2", "--rewards=exact"),
+             ("--batch_size=9", "--gradient_accumulation_steps=3"), ("--mask_id=300", "--vocab_size=301")]
     for one, other in pairs:
         assert config.load([file, one, other]) == config.load([other, file, one]) == config.load([other, one, file])
     for one in ("--n_head=3", "--causal=True", "--stop_at=0.5", "--mask_id=300"):

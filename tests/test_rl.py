@@ -231,9 +231,9 @@ def test_filling_in_asks_for_holes_in_the_rows_own_text_and_learns_from_nothing_
 
 def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
-    cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
+    cfg = config.Config(rewards=("exact",), group_size=4)
     scored = Scored([{"prompt": ""}] * 2, ["a"] * 8, each, {"exact": each}, rollout_of(jnp.zeros((8, 2), int)))
-    notes = rollout_log.describe(scored, np.zeros((2, 4)), cfg, tok)
+    notes = rollout_log.describe(scored, np.zeros((2, 4)), cfg)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
@@ -319,14 +319,19 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
 
 
 @pytest.mark.slow
-def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
+def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny, monkeypatch):
     cfg = tiny(kl_beta=0.1)
     start = flat(begin(cfg)[-1].params)
     state, _ = train.train(cfg)
     assert any(not np.array_equal(x, start[k]) for k, x in flat(state.params).items())
     assert train.train(tiny(max_iters=1, **{"memory.ref_offload": True}))[0].reference is None
-    away = train.train(tiny(max_iters=1, kl_beta=0.1, **{"memory.ref_offload": True}))[0].reference
+    logp_of, read = rl.logp_of, []
+    monkeypatch.setattr(rl, "logp_of", lambda params, *more: read.append(params) or logp_of(params, *more))
+    offload = dict(kl_beta=0.1, ratio_level="none", updates_per_rollout=2, **{"memory.ref_offload": True})
+    away = train.train(tiny(max_iters=1, **offload))[0].reference
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(away))
+    assert len(read) == 2 and read[0] is read[1]  # it is moved to the device once for all minibatches
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(read))
     for reference in state.reference, away:
         jax.tree.map(np.testing.assert_array_equal, flat(reference), start)
 

@@ -284,14 +284,13 @@ def test_only_a_run_is_moved_aside_and_never_onto_another(cfg, tmp_path, capsys)
 
 def test_signals_are_noted_and_their_handlers_restored(capsys):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    with runs.StopRequested() as asked:
-        assert not asked.signal
-        signal.raise_signal(signal.SIGTERM)  # to this thread, so it is noted at once
-        assert asked.signal == signal.SIGTERM
-        signal.raise_signal(signal.SIGINT)
-        assert asked.signal == signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+    for first in (signal.SIGTERM, signal.SIGINT):
+        with runs.StopRequested() as asked:
+            assert not asked.signal
+            signal.raise_signal(first)  # to this thread, so it is noted at once
+            assert asked.signal == first
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
     assert "saving after this step; ctrl-C again leaves at once" in capsys.readouterr().err
 
