@@ -316,6 +316,12 @@ def test_the_gradient_of_16_bit_weights_is_that_of_the_plain_product(I, O, amx, 
             np.testing.assert_allclose(np.float32(a), b, rtol=2**-8, atol=1e-5)  # half a unit of the last place
 
 
+def test_a_gpu_reads_the_head_once_for_blocks_of_32_tokens_of_eight_texts():
+    assert kernels.positions_at_once(126_464) == 66
+    with plan.traced_for_gpu():
+        assert kernels.positions_at_once(126_464) >= 8 * 32
+
+
 def test_between_products_a_cpu_computes_in_32_bits_and_a_gpu_in_16():
     low = shared.changed(DENOISER, dtype="bfloat16", **{"gemma.attn_cap": 50.0})  # no kernel of a GPU has a cap
     params = jax.eval_shape(lambda: model.init(KEY, low))
