@@ -216,9 +216,7 @@ def combine(
     A value is nan without an opinion, the sum if no reward with a weight other than 0 has one. weights None: all 1.
     columns {name: one entry per completion}.
     """
-    weights = [1.0] * len(fns) if weights is None else list(weights)
-    if len(weights) != len(fns):
-        raise ValueError(f"{len(fns)} rewards ({', '.join(fns)}) but {len(weights)} reward_weights {weights}")
+    weights = [1.0] * len(fns) if weights is None else weights
     for name, column in {"prompts": prompts, **columns}.items():
         if len(column) != len(completions):
             raise ValueError(f"the column {name!r} has {len(column)} entries for {len(completions)} completions")

@@ -249,23 +249,12 @@ def objective(name):
     return rl.OBJECTIVES[name]
 
 
-def setup(cfg, claims, train):
-    """Prepare a run -> Run, State, the best evaluation so far or None, and True if the run is already finished.
-
-    claims: the ExitStack of the locks that the run holds. If an old run is moved aside, the new folder is locked.
-    train: trains the run of a config file that this one starts from."""
-    make_task, key = objective(cfg.objective), jax.random.key(cfg.seed)
-    cfg, tok, first_params, resumed = prepare(cfg, train)
-    task = make_task(cfg, tok, first_params)
-    if cfg.num_epochs:
-        cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
-    tx, rate = optimizer(cfg)
-    rate = jax.jit(rate)
+def first_state(task, key, cfg, tx, only_shapes):
+    """Make the State of step 0, and the frozen base or None. only_shapes: of a run whose state will be restored."""
     params_key, adapters_key = jax.random.fold_in(key, rl.PARAMS), jax.random.fold_in(key, rl.ADAPTERS)
     params, base = sharding.shard(rl.split(task.init(params_key), adapters_key, cfg))
-    resuming, best, passed = resumed and not cfg.eval_only, None, False
     other = None
-    if config.has_reference(cfg) and cfg.ref_from and not resuming:
+    if config.has_reference(cfg) and cfg.ref_from and not only_shapes:
         from loop import reference
 
         other = reference.load(cfg)
@@ -274,10 +263,25 @@ def setup(cfg, claims, train):
         rest = jax.jit(lambda params: sharding.shard(new_state(params, cfg, tx, not other)[2:]))(params)
         return rl.State(0, params, *rest)
 
-    state = jax.eval_shape(create, params) if resuming else create(params)
-    state = state._replace(reference=other) if other else state
-    task = task._replace(init=None)
-    del params, first_params  # nothing outside the state and the base may stay on the device; a task holds its start
+    state = jax.eval_shape(create, params) if only_shapes else create(params)
+    return (state._replace(reference=other) if other else state), base
+
+
+def setup(cfg, claims, train):
+    """Prepare a run -> Run, State, the best evaluation so far or None, and True if the run is already finished.
+
+    claims: the ExitStack of the locks that the run holds. If an old run is moved aside, the new folder is locked.
+    train: trains the run of a config file that this one starts from."""
+    make_task, key = objective(cfg.objective), jax.random.key(cfg.seed)
+    cfg, tok, start, resumed = prepare(cfg, train)
+    task = make_task(cfg, tok, start)
+    if cfg.num_epochs:
+        cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
+    tx, rate = optimizer(cfg)
+    resuming, best, passed = resumed and not cfg.eval_only, None, False
+    state, base = first_state(task, key, cfg, tx, only_shapes=resuming)
+    del start  # nothing outside the state and the base may stay on the device
+    task = task._replace(init=None)  # which holds the start, too
     if resuming:
         from checkpoints import resume  # a run that begins reads no state
 
@@ -289,16 +293,21 @@ def setup(cfg, claims, train):
         from loop import reference
 
         state = reference.put_away(state, cfg)
-    done = passed or state.step >= cfg.max_iters
     gradient = jax.jit(rl.make_gradient(task.loss, cfg)) if config.old_logp_by_gradient(cfg) else None
     update = rl.make_update(task.loss, tx, cfg, gradient)
-    if not (cfg.resume or cfg.eval_only) and os.listdir(cfg.out_dir):
+    log = None if cfg.eval_only else open_log(cfg, claims, state.step if resumed else -1)
+    run = Run(cfg, tok, task, base, update, gradient, jax.jit(rate), key, log)
+    return run, state, best, passed or state.step >= cfg.max_iters
+
+
+def open_log(cfg, claims, step):
+    """Open the logs of a run that goes on after `step`; -1: it begins, and an earlier run is moved aside."""
+    if not cfg.resume and os.listdir(cfg.out_dir):
         from loop import same_run
 
         if same_run.move_aside(cfg.out_dir):
             claims.enter_context(runs.locked(cfg.out_dir))
-    log = None if cfg.eval_only else runs.Log(cfg, state.step if resumed else -1)
-    return Run(cfg, tok, task, base, update, gradient, rate, key, log), state, best, done
+    return runs.Log(cfg, step)
 
 
 # ---- what it says ----------------------------------------------------------------------------------------------------

@@ -256,7 +256,6 @@ def test_each_reward_is_clipped_before_it_is_weighed():
     (resolve("passes"), None, {}, "needs the column 'tokens_per_pass'.*: only a run knows how fast"),
     (resolve("passes(right=1)"), None, {"tokens_per_pass": [1.0]},
      r"passes\(right=1\) asks what the reward before it says.*: name it first"),
-    ({"a": of_rows(1), "b": of_rows(1)}, [1], {}, r"2 rewards \(a, b\) but 1 reward_weights \[1\]"),
     ({"a": of_rows(1)}, None, {"answer": [1, 2]}, "column 'answer' has 2 entries for 1 completions"),
     ({"a": of_rows(1)}, None, {"prompts": ["p", "q"]}, "column 'prompts' has 2 entries for 1")])
 def test_columns_and_weights_that_do_not_fit_are_errors(fns, weights, columns, message):

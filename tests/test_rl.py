@@ -30,7 +30,7 @@ import train
 from checkpoints import checkpoint, huggingface
 from data.texts import completion_ids, encode_split, split_rows
 from judges import own
-from loop import evaluation, in_memory, rollout_log, run_rewards, runs, setup
+from loop import evaluation, failures, in_memory, rollout_log, run_rewards, runs, setup
 from loop.setup import prepare, with_ids
 from rewards import Scored
 from system import kernels, sections
@@ -994,7 +994,8 @@ def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
 @pytest.mark.parametrize("log_interval", [1, 3])
 def test_a_run_that_may_be_collapsing_says_so_and_goes_on(tiny, monkeypatch, capsys, log_interval):
     monkeypatch.setattr(rollout_log, "WINDOW", 2)
-    monkeypatch.setattr(rollout_log, "warning", lambda name, means, size: f"alas, of {size}" * (name == "reward"))
+    monkeypatch.setattr(rollout_log, "looks_collapsed", lambda name, *_: name == "reward")
+    monkeypatch.setattr(failures, "collapse", lambda name, means, size: f"alas, of {size}")
     cfg = tiny(log_interval=log_interval)
     assert train.train(cfg)[0].step == 4
     assert capsys.readouterr().out.count("step      2  warning: alas, of 4\n") == 1

@@ -46,6 +46,8 @@ def score_file(options):
     programs.choose(timeout=options.timeout, unsafe=tuple(filter(None, options.unsafe.split(","))))
     weights = options.reward_weights and config.parse("reward_weights", options.reward_weights, tuple[float, ...])
     fns, path = rewards.resolve(options.rewards), data.find(options.data)
+    if weights and len(weights) != len(fns):
+        raise ValueError(f"{len(fns)} rewards ({', '.join(fns)}) but {len(weights)} reward_weights {weights}")
     rows = completed(data.read_rows(path) if path.is_file() else data.load(path, "train") + data.load(path, "val"))
     columns = rewards.as_columns(rows)
     texts = columns["completion"] if options.check else columns.pop("completion")
