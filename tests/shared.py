@@ -78,13 +78,15 @@ init = jax.jit(model.init, static_argnames="cfg")
 views = jax.jit(diffusion.views, static_argnames=("name", "n", "cfg"))
 
 
+KEY = jax.random.key(0)
+TINY = model.ModelConfig(vocab_size=6, n_layer=1, n_head=2, d_model=16, rope_theta=3.0, mask_id=5, eos_id=4, pad_id=4)
 SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4,
                diffusion_steps=2,
                warmup_iters=0, lr_schedule="constant", max_iters=1, eval_interval=1, log_interval=1)  # fmt: skip
 
 
-def close(a, b, tol=1e-4):
-    np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=0)
+def close(a, b, tol=1e-4, rtol=0.0):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=rtol)
 
 
 def far(params, by):
@@ -136,11 +138,23 @@ def torch_logits(theirs, z, seen=None, **more):
         return theirs(torch.tensor(np.asarray(z)), **more).logits.numpy()
 
 
+def jsonl(path, rows):
+    """Write rows to a .jsonl file and return its path as text."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def write_splits(folder, train, val):
+    """Write a data set and return its folder as text."""
+    for split, rows in (("train", train), ("val", val)):
+        jsonl(folder / f"{split}.jsonl", rows)
+    return str(folder)
+
+
 def write_rows(folder, more=lambda prompt: {}, order=range(100)):
     """Write train.jsonl, 80 rows "37" -> "73", and val.jsonl, 20."""
     rows = [{"prompt": p, "completion": p[::-1]} | more(p) for p in map("{:02d}".format, order)]
-    for split, part in (("train", rows[:80]), ("val", rows[80:])):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    write_splits(folder, rows[:80], rows[80:])
 
 
 def byte_model(folder, dtype="float32", n_out=None, **switches):
@@ -211,11 +225,15 @@ def completed(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
+def python(*arguments, cwd=None, **env):
+    """Run Python with these changes of the environment (None: without) -> the process that has ended."""
+    env = {k: v for k, v in (os.environ | env).items() if v is not None}
+    return subprocess.run([sys.executable, *map(str, arguments)], env=env, cwd=cwd, capture_output=True, text=True)
+
+
 def without(hidden, *arguments):
     """Run Python where these packages or modules cannot be imported -> the process that has ended."""
-    env = {k: v for k, v in os.environ.items() if k != "UNMASK_ORACLES"}
-    env |= {"UNMASK_HIDDEN": hidden, "PYTHONPATH": "tests/hidden"}
-    return subprocess.run([sys.executable, *map(str, arguments)], env=env, capture_output=True, text=True)
+    return python(*arguments, UNMASK_ORACLES=None, UNMASK_HIDDEN=hidden, PYTHONPATH="tests/hidden")
 
 
 def left(out_dir):
@@ -253,6 +271,13 @@ def watch(monkeypatch, objective, each):
             state, key, lambda batch: update(each(start, state, batch) or batch), **more))  # fmt: skip
 
     monkeypatch.setitem(rl.OBJECTIVES, objective, watched)
+
+
+def chatty(*more):
+    """Make a tokenizer of bytes with the special tokens of ChatML, and these."""
+    specials = "<|mask|>", "<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>", *more
+    roles = {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"}
+    return data.Tokenizer(data.Tokenizer.bytes().vocab, {text: 256 + i for i, text in enumerate(specials)}, roles)
 
 
 def facts(tok):

@@ -1,7 +1,6 @@
 """tools/anatomy.py: the numbers on the page are those of the run, for every kind of model."""
 import ast
 import functools
-import json
 import re
 import runpy
 
@@ -9,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from browser import needs_browser
-from shared import byte_model, lines, page_data, refused
+from shared import byte_model, lines, page_data, refused, write_splits
 
 import config
 import data
@@ -41,9 +40,8 @@ pytestmark = pytest.mark.usefixtures("one_step_for_all_runs")
 def place(tmp_path_factory):
     """A data set, two rewards, and random models of every kind."""
     folder = tmp_path_factory.mktemp("place")
-    rows = [json.dumps({"prompt": f"{i} <b>", "answer": chr(65 + i)}) + "\n" for i in range(20)]
-    (folder / "train.jsonl").write_text("".join(rows))
-    (folder / "val.jsonl").write_text("".join(rows[:4]))
+    rows = [{"prompt": f"{i} <b>", "answer": chr(65 + i)} for i in range(20)]
+    write_splits(folder, rows, rows[:4])
     (folder / "my.py").write_text(REWARDS)
     for kind, (switches, _) in KINDS.items():
         byte_model(folder / kind, **switches)
@@ -160,7 +158,6 @@ def test_every_function_that_the_page_names_is_there():
 
 
 def test_the_page_starts_from_the_model_that_is_named_also_a_checkpoint_in_out_dir(pages, place, tmp_path, capsys):
-    """It once showed the first iteration of the run in out_dir, whatever init_from was typed."""
     out, page, _ = pages("denoiser")
     found = write(tmp_path / "x.html", arguments(place, "denoiser", out, init_from=out / "step-000001"))
     assert found["start"] == "run_denoiser/step-000001" and found["updates"][0]["loss"] != page["updates"][0]["loss"]
@@ -229,8 +226,7 @@ def test_the_menus_choose_a_prompt_a_completion_an_update_and_a_step(pages, brow
 
 
 @needs_browser
-def test_a_sudoku_is_shown_as_its_grid(tmp_path, browser):
-    """And its given cells are pale."""
+def test_a_sudoku_is_shown_as_its_grid_with_pale_givens(tmp_path, browser):
     small = "--batch_size=8 --keep_completions=16 --minibatch_size=16 --eval_size=8".split()
     anatomy.write(["config/sudoku_grpo.py", "--init_from=assets/sudoku_base", *small], f"{tmp_path}/x.html")
     browser.open(tmp_path / "x.html")

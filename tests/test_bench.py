@@ -1,10 +1,8 @@
 """tests/bench.py: every command runs, at sizes that say nothing about speed."""
 import importlib.util
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -19,6 +17,7 @@ import model
 from checkpoints import checkpoint
 from config.sudoku_d1 import config
 from loop import runs
+from loop.setup import with_ids
 from train import State
 
 
@@ -30,7 +29,7 @@ def cells(out):
 
 def started(*args):
     """`python tests/bench.py ...` -> what it prints, and its cells."""
-    run = subprocess.run([sys.executable, "tests/bench.py", *args], capture_output=True, text=True)
+    run = shared.python("tests/bench.py", *args)
     assert run.returncode == 0, run.stderr
     assert "..." in run.stderr or "/1 [" in run.stderr  # what it was at
     return run.stdout, cells(run.stdout)
@@ -84,15 +83,13 @@ def test_sample_has_its_own_rates_without_torch(here, monkeypatch):
 
 @pytest.mark.parametrize("words", [["bench.py", "truth", "--picture=x.png"], ["controls.py", "--show", "--picture=x"]])
 def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(words):
-    env = os.environ | {"UNMASK_HIDDEN": "matplotlib", "PYTHONPATH": "tests/hidden"}
-    done = subprocess.run([sys.executable, f"tests/{words[0]}", *words[1:]], capture_output=True, text=True, env=env)
+    done = shared.without("matplotlib", f"tests/{words[0]}", *words[1:])
     assert not done.stdout and done.stderr == "error: --picture needs matplotlib, which is not installed: " \
                                               "pip install matplotlib\n"  # fmt: skip
 
 
 def test_a_report_of_changes_that_were_not_made_says_so(tmp_path):
-    command = [sys.executable, "tests/mutate.py", "--report", f"--out={tmp_path}/none.jsonl"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = shared.python("tests/mutate.py", "--report", f"--out={tmp_path}/none.jsonl")
     assert done.stderr == f"error: {tmp_path}/none.jsonl is not there: tests/mutate.py without --report writes it\n"
 
 
@@ -106,8 +103,7 @@ def test_rewards_bills_every_way_of_scoring():
 def small_run(folder, config=config):
     """A run of a config file with a tiny model that never learnt anything."""
     tok = data.tokenizer(config.dataset)
-    ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
-    cfg = replace(config, out_dir=str(folder), model=shared.changed(config.model, n_layer=1, d_model=16, **ids))
+    cfg = replace(config, out_dir=str(folder), model=with_ids(shared.changed(config.model, n_layer=1, d_model=16), tok))
     state = State(1, model.init(jax.random.key(0), cfg.model), (), None, None)
     checkpoint.save_run(cfg, state, tok, None, finished=True)
 
@@ -166,8 +162,7 @@ def test_grpo_compares_an_iteration_with_one_that_has_the_same_loss_and_gradient
 
 @pytest.mark.slow
 def test_gpu_has_figures_of_every_part_in_one_json_and_one_table(tmp_path):
-    run = subprocess.run([sys.executable, "tests/bench.py", "gpu", "--tiny", f"--json={tmp_path}/gpu.json"],
-                         capture_output=True, text=True)  # fmt: skip
+    run = shared.python("tests/bench.py", "gpu", "--tiny", f"--json={tmp_path}/gpu.json")
     assert run.returncode == 0, run.stderr
     parts, rows = json.loads((tmp_path / "gpu.json").read_text())["parts"], cells(run.stdout)
     assert {*parts} == {*gpu.PARTS}

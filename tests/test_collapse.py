@@ -27,13 +27,19 @@ def late(before, after):
     return lambda t: np.where(t < 0.5, before, after)
 
 
+HEALTHY = {
+    "a run that learns": {}, "a fall by a third": dict(reward=late(0.6, 0.4)),
+    "a run that does not learn": dict(reward=lambda t: 0.4 + 0 * t, entropy=lambda t: 0.5 - 0.2 * t),
+    "a reward without a half": dict(reward=late(0, 0)), "and below zero": dict(reward=late(-1, -5)),
+    "metrics that are missing or not finite": dict(reward=None, unique_completions=None, entropy=late(np.nan, np.nan)),
+}
+
+
+@pytest.mark.parametrize("what", HEALTHY)
 @pytest.mark.parametrize("noise", [0.02, 0.3])
-def test_a_healthy_run_is_left_alone(noise):
+def test_a_healthy_run_is_left_alone(noise, what):
     for seed in range(8):
-        assert warned(rows(noise=noise, seed=seed)) == []
-        flat = rows(noise=noise, seed=seed, reward=lambda t: 0.4 + 0 * t, entropy=lambda t: 0.5 - 0.2 * t)
-        assert warned(flat) == [], "a run that does not learn has not collapsed"
-        assert warned(rows(noise=noise, seed=seed, reward=late(0.6, 0.4))) == [], "a fall by a third"
+        assert warned(rows(noise=noise, seed=seed, **HEALTHY[what])) == []
 
 
 PLANTED = {  # what is said -> the curve
@@ -59,17 +65,7 @@ def test_a_run_can_be_warned_of_its_start():
     assert step == rollout_log.WINDOW and "the entropy is 0.001 nats" in text
 
 
-def test_a_reward_that_is_never_above_zero_has_no_half():
-    for reward in (late(0, 0), late(-1, -5)):
-        assert warned(rows(reward=reward)) == []
-
-
 @pytest.mark.parametrize("size, alike, unlike", [(2, 0.51, 0.6), (4, 0.27, 0.33), (16, 0.1, 0.2)])
 def test_completions_are_alike_if_nearly_all_of_the_others_equal_one(size, alike, unlike):
     assert len(warned(rows(noise=0, unique_completions=late(0.9, alike)), size)) == 1
     assert warned(rows(noise=0, unique_completions=late(0.9, unlike)), size) == []
-
-
-def test_metrics_that_are_missing_or_not_finite_say_nothing():
-    given = rows(unique_completions=None, entropy=late(np.nan, np.nan))
-    assert warned(given) == [] and warned([{"step": 1, "loss": 0.5}]) == []

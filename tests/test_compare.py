@@ -1,6 +1,4 @@
 """tests/compare.py: its statistics against scipy, its jobs, and runs that are found again."""
-import subprocess
-import sys
 import types
 
 import compare
@@ -8,6 +6,7 @@ import controls
 import numpy as np
 import pytest
 import scipy.stats
+from shared import python
 from test_bench import small_run
 
 from checkpoints import checkpoint
@@ -54,13 +53,12 @@ def test_the_runs_of_the_docs_are_found_in_the_record():
 def test_runs_are_found_again_and_show_starts_none(tmp_path):
     small_run(tmp_path / "base")
     small = "--n_layer=1 --d_model=16 --eval_size=4 --evaluation.samples=1 --batch_size=2 --keep_completions=None"
-    command = [sys.executable, "tests/bench.py", "compare", "--toy", "--tasks=sudoku", "--seeds=1",
-               f"--out={tmp_path}"]  # fmt: skip
+    command = "tests/bench.py", "compare", "--toy", "--tasks=sudoku", "--seeds=1", f"--out={tmp_path}"
     flags = f"--flags=--init_from={tmp_path / 'base'} {small}"
     (tmp_path / "sudoku-30-base").symlink_to(tmp_path / "base")  # or it would be trained
 
     def printed(*more):
-        done = subprocess.run([*command, *more], capture_output=True, text=True)
+        done = python(*command, *more)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -70,7 +68,7 @@ def test_runs_are_found_again_and_show_starts_none(tmp_path):
     assert (tmp_path / "x.png").exists()
     saved = checkpoint.steps(tmp_path / "sudoku-30-positive-one_step-0")
     assert saved == [1] and printed(flags).splitlines() == first.splitlines()[:-1]
-    failed = subprocess.run([*command, "--flags=--group_size=1", "--seeds=2"], capture_output=True, text=True)
+    failed = python(*command, "--flags=--group_size=1", "--seeds=2")
     assert failed.returncode == 1 and "Traceback" not in failed.stderr
     assert "group_size=1 " in failed.stderr and "python train.py config/sudoku_d1_grpo.py" in failed.stderr
 
@@ -85,4 +83,4 @@ def test_all_seeds_of_a_control_run_with_the_best_setting_of_seed_0(monkeypatch)
     assert [[name.removeprefix("out/sudoku-") for name in names] for names in asked] == [
         ["base-0"], ["one-1-0", "one-2-0"], ["base-1", "base-2"], ["one-2-1", "one-2-2"]]  # fmt: skip
     program = "import sys; sys.path.insert(0, 'tests'); import controls, compare"  # as `python tests/controls.py` does
-    subprocess.run([sys.executable, "-P", "-c", program], check=True)
+    assert python("-P", "-c", program).returncode == 0

@@ -348,9 +348,16 @@ def test_what_can_only_mean_one_thing_is_taken_for_it(file):
     ("--data.max_response_length=9", "max_new_tokens"), ("--algorithm.adv_estimator=grpo", "adv_baseline"),
     ("--loss_type=gspo", "ratio_level=sequence"), ("--loss_type=dr.grpo", "dr_grpo"), ("--objective=sft", "pretrain"),
     ("--out_dir=/", "a folder of its own"), ("--out_dir=~", "a folder of its own"),
-    ("--diffusion_steps=999", "at most as many steps")])  # fmt: skip
-def test_words_of_other_programs_and_slips_are_answered_with_ours(file, typed, said):
-    assert said in message(file, typed)
+    ("--diffusion_steps=999", "at most as many steps"),
+    ("--cispo.cap=3", "the keys of cispo change nothing here, they are for loss_type='cispo'"),
+    ("--factor.limit=2", "the keys of factor change nothing here, they are for rule='factor'"),
+    ("--entropy.budget=0.3", "the keys of entropy change nothing here, they are for rule='entropy'"),
+    ("--judge.n_rows=9", "the keys of judge change nothing here, they are for objective='judge'"),
+    ("--threshold=0.5", "threshold=0.5 changes nothing here, it is for rule='threshold' or 'dynamic'"),
+    ("--texts.system_prompt=Add.", "system_prompt='Add.': how it is written is up to the model, so set texts.chat"),
+])  # fmt: skip
+def test_words_of_other_programs_slips_and_keys_of_a_choice_that_was_not_made_are_answered(typed, said):
+    assert said in message("config/sudoku_grpo.py", typed)
 
 
 def test_a_base_key_on_the_command_line_replaces_the_one_in_the_file(tmp_path):
@@ -582,6 +589,10 @@ def test_a_typed_key_counts_also_if_it_is_the_default():
     ({"paired": True}, {"paired": True}, ""),
     ({}, {"difficulty": [], "curriculum": [], "nll_coef": 0.0, "cispo_cap": 5.0, "adapt": False, "limit": None}, ""),
     ({"evaluation.samples": 9}, {}, "evaluation.samples=9 (it was None)"),
+    ({"objective": "grpo", "loss_type": "wd1"}, {"use": ["wd1"], "loss_type": "wd1"}, ""),
+    ({"objective": "grpo", "loss_type": "wd1"}, {"losses": True, "loss_type": "wd1"}, ""),
+    ({"objective": "grpo", "loss_type": "bnpo"}, {"use": [], "loss_type": "bnpo"}, ""),
+    ({"objective": "grpo", "loss_type": "bnpo"}, {"losses": True, "loss_type": "bnpo"}, ""),
 ])  # fmt: skip
 def test_a_run_of_older_code_has_other_names_and_keys_of_variants_that_it_does_not_use(now, was, changed):
     cfg = config.changed(config.Config(init_from="x"), now)
@@ -601,27 +612,9 @@ def test_no_key_has_the_name_of_a_method_of_section():
         assert key.field not in methods, name
 
 
-@pytest.mark.parametrize("loss, used", [("wd1", ["wd1"]), ("bnpo", [])])
-def test_a_run_of_older_code_goes_on_whose_loss_had_a_file_of_its_own(loss, used):
-    cfg = config.Config(objective="grpo", init_from="a", loss_type=loss)
-    for was in ({"use": used}, {"losses": True}):
-        assert same_run.changed_keys(cfg, was | {"loss_type": loss}, same_run.FREE) == ""
-
-
 @pytest.mark.parametrize("line, name", [
     ("--moe.n_experts=4 --mlp=dense", "mlp=dense"), ("--blocks.block=2 --mask=all", "mask=all"),
     ("--lora.rank=16 --lora=False", "lora.rank=16"), ("--moe=False --moe.n_experts=4", "moe=False"),
     ("--loss_type=cispo --cispo=False", "cispo=False")])  # fmt: skip
 def test_a_typed_key_on_which_another_has_the_last_word_is_refused(file, line, name):
     assert f"--{name} does not go with the other keys, by which it is " in message(file, *line.split())
-
-
-@pytest.mark.parametrize("typed, said", [
-    ("--cispo.cap=3", "the keys of cispo change nothing here, they are for loss_type='cispo'"),
-    ("--factor.limit=2", "the keys of factor change nothing here, they are for rule='factor'"),
-    ("--entropy.budget=0.3", "the keys of entropy change nothing here, they are for rule='entropy'"),
-    ("--judge.n_rows=9", "the keys of judge change nothing here, they are for objective='judge'"),
-    ("--threshold=0.5", "threshold=0.5 changes nothing here, it is for rule='threshold' or 'dynamic'"),
-    ("--texts.system_prompt=Add.", "system_prompt='Add.': how it is written is up to the model, so set texts.chat")])
-def test_typed_keys_of_a_choice_that_was_not_made_are_refused(typed, said):
-    refused(said, config.load, ["config/sudoku_grpo.py", typed])

@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared import refused, slow
 
-import config
 import data
 from data import hub as data_hub
 from data import learn, making, readers
@@ -39,8 +38,7 @@ from data.words import prepare as words
 from judges import formats, rules
 from judges.sudoku import solutions
 from loop.setup import find_or_train
-from rewards import REWARDS, as_columns, combine, resolve
-from tools import score
+from rewards import REWARDS
 
 REPOSITORY = str(data.ROOT.parent)
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
@@ -316,17 +314,6 @@ def test_messages_before_a_prompt_need_a_chat_template():
             data.encode([OF_CHAT], CHATTY, 300, 9, bare)
 
 
-def test_rows_of_countdown_are_scored(tmp_path, monkeypatch, capsys):
-    texts = ["44-15=29,79-29=50", "79-44=35,35+15=50", "79/44=1,15+1=16", "79-44=35,35+15=51", "79*44=3476,3476/15=50"]
-    rows = [{"prompt": "", "numbers": [44, 15, 79], "target": 50, "completion": text} for text in texts]
-    monkeypatch.setattr(sys, "argv", ["rewards.py", file(tmp_path, "cd3.jsonl", jsonl(rows)), "--rewards=countdown"])
-    assert score.main() == 0
-    assert json.loads(capsys.readouterr().out) == {"n": 5, "countdown": 0.46, "reward": 0.46}  # 1, 1, and 0.1 each
-    assert REWARDS["countdown"]([""], ["96/3=32,32+18=50"], numbers=[[96, 3, 18]], target=[50]) == [1.0]
-    row = {"prompt": "2+3?", "completion": "It is $\\boxed{5}$."}  # without an answer, it is in there
-    assert combine(resolve("math"), None, ["2+3?"], ["so 5"], as_columns([row]))[0] == [1.0]
-
-
 # ---- from huggingface.co ----
 
 @pytest.fixture
@@ -451,11 +438,8 @@ def test_rows_that_do_not_fit_are_left_out_and_documents_are_cut_into_windows():
     assert notes == {"windows of 4 tokens, cut from longer documents": 3}
 
 
-CHATTY = data.Tokenizer(
-    data.Tokenizer.bytes().vocab, {text: 256 + i for i, text in enumerate((
-        "<|mask|>", "<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|startoftext|>", "<|start_header_id|>",
-        "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>"))},
-    {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"})  # fmt: skip
+CHATTY = shared.chatty(
+    "<|startoftext|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>")
 
 
 @pytest.mark.parametrize("name, system, expected", [
@@ -802,9 +786,3 @@ def test_a_python_without_its_library_is_told_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(SystemExit, match="too few sources.*--dataset=FILE.txt"):
         text.documents()
-
-
-def test_preferences_without_the_objective_of_a_judge_are_told_of_it():
-    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2
-    with pytest.raises(ValueError, match="2 of 2 rows have no completion to learn from .*--objective=judge"):
-        encoded_texts.check_completions(config.Config(dataset="pairs"), rows)

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import types
 
@@ -169,11 +168,11 @@ def test_the_core_copied_into_another_folder_runs_the_lines_of_the_page(tmp_path
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (shutil.copytree if file.endswith("/") else shutil.copy)(file, tmp_path / file)
     code = code.removeprefix("python\n")
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    ran = shared.python("-c", code, cwd=tmp_path)
     assert ran.stdout.strip() == code.rsplit("# ", 1)[1].strip() == "[[3 4 5 6 7 8 9 0]]", ran.stderr
     (tmp_path / "alone").mkdir()
     shutil.copy("grpo.py", tmp_path / "alone")
-    subprocess.run([sys.executable, "-c", "import grpo"], cwd=tmp_path / "alone", check=True)
+    assert shared.python("-c", "import grpo", cwd=tmp_path / "alone").returncode == 0
 
 
 # ---- docs/results/: the tables of the pages --------------------------------------------------------------------------
@@ -268,7 +267,7 @@ def test_the_rule_of_the_page_is_used_with_its_parameter_from_the_command_line(t
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, tmp_path / path)
     (tmp_path / "variants/portion.py").write_text(EXAMPLES["variants/portion.py"])
-    ran = subprocess.run([sys.executable, "-c", USED], cwd=tmp_path, capture_output=True, text=True)
+    ran = shared.python("-c", USED, cwd=tmp_path)
     assert ran.stdout == "0.3 False 0.1\n" and "portion.share=3.0 must be from 0 to 1" in ran.stderr, ran.stderr
 
 

@@ -14,7 +14,6 @@ from checkpoints import checkpoint, families, huggingface
 from loop import reference, setup
 from tools import complete, plan
 
-KEY = jax.random.key(0)
 MASK = 39
 
 
@@ -23,11 +22,6 @@ def edit(folder, **changes):
     file = folder / "config.json"
     theirs = json.loads(file.read_text()) | changes
     file.write_text(json.dumps({key: value for key, value in theirs.items() if value is not None}))
-
-
-def with_masks(B, T, share=0.4):
-    tokens = jax.random.randint(jax.random.key(1), (B, T), 0, 37)
-    return jnp.where(jax.random.uniform(jax.random.key(2), (B, T)) < share, MASK, tokens)
 
 
 A2D = {"a2d-qwen3": ("qwen3", dict(head_dim=16)), "a2d-qwen2": ("qwen2", {}), "a2d-llama": ("llama", {})}
@@ -52,7 +46,8 @@ def test_a_folder_of_dllm_opens_with_its_logits(kind, name, block, tmp_path):
     theirs = a2d_folder(folder, kind)
     params, cfg = checkpoint.load(folder)
     assert (cfg.causal, cfg.shift, cfg.mask_id, cfg.block) == (False, False, MASK, block)
-    z, T = with_masks(3, 40), 40
+    tokens, T = jax.random.randint(jax.random.key(1), (3, 40), 0, 37), 40
+    z = jnp.where(jax.random.uniform(jax.random.key(2), tokens.shape) < 0.4, MASK, tokens)
     number = np.arange(T) // (block or T)
     expected = torch_logits(theirs, z, (number <= number[:, None])[None])
     assert np.abs(but_mask(logits_of(params, z, cfg), MASK) - but_mask(expected, MASK)).max() < 2e-5
@@ -119,9 +114,7 @@ def test_a_mask_in_the_files_of_the_tokenizer_is_no_sign(denoiser, tmp_path):
 
 @pytest.fixture
 def rows(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "12", "completion": "21"}\n' * 20)
-    return str(path)
+    return shared.jsonl(tmp_path / "rows.jsonl", [{"prompt": "12", "completion": "21"}] * 20)
 
 
 @pytest.mark.slow

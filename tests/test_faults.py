@@ -3,8 +3,6 @@ import collections
 import dataclasses
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import shared
@@ -138,8 +136,8 @@ def test_a_process_that_ends_at_an_operation_loses_nothing(whole, tmp_path):
     with faulty(Disk(tmp_path / "out")) as counted:
         train.train(dataclasses.replace(cfg, out_dir=counted.folder))
     numbers = [str(n) for n in range(0, len(counted.operations), int(os.environ.get("UNMASK_FAULTS", 20)))]
-    command = [sys.executable, "tests/faults.py", written(cfg, tmp_path / "run.py"), tmp_path, *numbers]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.getcwd()}, capture_output=True, text=True)
+    config_file = written(cfg, tmp_path / "run.py")
+    done = shared.python("tests/faults.py", config_file, tmp_path, *numbers, PYTHONPATH=os.getcwd())
     assert done.stdout.splitlines() == [f"{number} 9" for number in numbers], done.stderr
     for number in numbers:
         mended(dataclasses.replace(cfg, out_dir=f"{tmp_path}/{number}/out"), want)

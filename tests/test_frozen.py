@@ -23,6 +23,7 @@ from checkpoints import checkpoint
 from data import texts
 from variants import rules
 
+pytestmark = pytest.mark.slow
 RECORD = "tests/fixtures/frozen.json"
 FREEZE = bool(os.environ.get("UNMASK_FREEZE"))
 FIXTURES = "llada", "sdar", "fastdllm2"
@@ -50,7 +51,6 @@ def same(name, found, **close):
             json.dump(dict(sorted((record | {name: found}).items())), f, indent=0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("fixture", FIXTURES)
 def test_the_likeliest_tokens_and_their_steps(fixture, rule):
@@ -87,14 +87,12 @@ def trained(tmp_path_factory):
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [*BASES, *GRPO])
 def test_loss_and_gradient_norm_of_three_steps(recipe, trained):
     rows = [[row["loss"], row["grad_norm"], row["learning_rate"]] for row in trained(recipe) if "grad_norm" in row]
     same(f"steps {recipe}", rows, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [*BASES, *GRPO])
 def test_what_the_last_evaluation_measures(recipe, trained):
     last = trained(recipe)[-1]
@@ -103,7 +101,6 @@ def test_what_the_last_evaluation_measures(recipe, trained):
     same(f"evaluation {recipe}", [measured[key] for key in sorted(measured)], rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [*BASES, *GRPO])
 def test_the_rows_of_a_data_set_and_what_their_own_completions_earn(recipe):
     cfg = config.load([f"config/{recipe}.py"])

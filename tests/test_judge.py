@@ -22,9 +22,7 @@ from tools import complete
 from variants import judge
 
 TOK = Tokenizer.bytes()
-CHATTY = Tokenizer(TOK.vocab, {text: 256 + i for i, text in enumerate((
-    "<|mask|>", "<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>"))},
-    {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"})  # fmt: skip
+CHATTY = shared.chatty()
 IDS = dict(vocab_size=259, mask_id=TOK.mask_id, eos_id=TOK.eos_id, pad_id=TOK.pad_id)
 CFG = shared.shape(n_layer=1, n_head=2, d_model=16, **IDS)
 init = jax.jit(model.init, static_argnames=("cfg", "n_out"))  # one program instead of twenty
@@ -230,8 +228,8 @@ def test_a_judge_is_no_language_model(tmp_path, capsys):
 
 
 def test_a_judge_without_a_pair_says_so(tmp_path):
-    (tmp_path / "mine.jsonl").write_text(3 * '{"prompt": "a:", "completion": ""}\n')
-    cfg = config.Config(objective="judge", dataset=str(tmp_path / "mine.jsonl"))
+    path = shared.jsonl(tmp_path / "mine.jsonl", [{"prompt": "a:", "completion": ""}] * 3)
+    cfg = config.Config(objective="judge", dataset=path)
     refused("mine.jsonl/train: no pair is left", judge.judge_task, cfg, Tokenizer.bytes(), None)
 
 

@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 import shared
 from faults import Killed
-from shared import byte_model, kept_in_16_bits, left, logits_of, refused, slow, watch, write_rows
+from shared import KEY, byte_model, kept_in_16_bits, left, logits_of, refused, slow, watch, write_rows
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
 import data
@@ -27,14 +27,14 @@ from system import disk
 from tools import complete
 from variants import lora
 
-KEY = jax.random.key(0)
 ALL = lora.TARGETS
 pytestmark = pytest.mark.usefixtures("one_step_for_all_runs")
 
 
 @functools.cache
 def start(cfg):
-    return jax.jit(functools.partial(model.init, cfg=cfg))(jax.random.key(1))
+    """Params with gains and biases, too, that are not those of a new model."""
+    return shared.far(jax.jit(functools.partial(model.init, cfg=cfg))(jax.random.key(1)), 0.1)
 
 
 @functools.cache
@@ -119,7 +119,7 @@ def read_by_peft(base, folder=None, kind="CausalLM", **more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AUTOREGRESSIVE)
-def test_adapters_open_in_peft_with_the_same_logits(name, saved):
+def test_adapters_open_in_peft_and_their_base_in_transformers_with_the_same_logits(name, saved):
     cfg = SAVED[name]
     base, new, folder = saved(cfg)
     _, raw = read_by_peft(folder.parent / "base", folder)

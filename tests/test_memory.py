@@ -2,10 +2,10 @@
 import dataclasses
 import re
 import types
-from typing import NamedTuple
 
 import cost
 import jax
+import jax.numpy as jnp
 import pytest
 import shared
 from shared import byte_model, refused
@@ -23,25 +23,14 @@ TUNING = dict(objective="grpo", init_from="x", rewards=("exact",), batch_size=8,
 BIG = model.ModelConfig(vocab_size=126464, n_layer=32, n_head=32, d_model=4096, d_ff=12288, mask_id=126336)
 
 
-def shapes_of(cfg):
-    return jax.eval_shape(lambda: model.init(jax.random.key(0), cfg.model))
-
-
-def array(cfg, kind):
-    return jax.ShapeDtypeStruct((cfg.batch_size * (cfg.group_size if cfg.objective == "grpo" else 1), 64), kind)
-
-
-def counted(f, *arguments):
-    return jax.jit(f).lower(*arguments).compile().cost_analysis()["flops"]
-
-
 # XLA counts the body of a loop once, so the model has few blocks; norms, softmax and rotary count as nothing
 @pytest.mark.parametrize("n_layer", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_estimated_flops_of_a_forward_pass_are_those_that_xla_counts(n_layer):
     cfg = shared.changed(SMALL, **TUNING, kl_beta=0.1, model=dataclasses.replace(SMALL.model, n_layer=n_layer))
     passes = lambda params, z: model.logits(params, z, cfg.model, start=cfg.max_prompt_len)
-    estimate = cost.estimate_flops(cfg)["scoring"] / config.n_views(cfg)
-    assert 0.9 < estimate / counted(passes, shapes_of(cfg), array(cfg, "int32")) < 1.01
+    given = jax.eval_shape(lambda: (model.init(jax.random.key(0), cfg.model), jnp.zeros((8 * 4, 64), int)))  # as TUNING
+    counted = jax.jit(passes).lower(*given).compile().cost_analysis()["flops"]
+    assert 0.9 < cost.estimate_flops(cfg)["scoring"] / config.n_views(cfg) / counted < 1.01
 
 
 @pytest.mark.parametrize("changes, part, more", [
@@ -120,13 +109,10 @@ def test_a_run_that_starts_from_the_folder_of_another_can_be_planned(monkeypatch
     assert "it compiled as for" in planned(capsys, "config/sudoku_grpo.py", f"--init_from={tmp_path}/run")
 
 
-class Described(NamedTuple):
-    devices: list
-
-
 def pretended(monkeypatch, peak):
     """A compiler that finds so many bytes per device."""
-    monkeypatch.setattr(plan, "topology", lambda text: Described(jax.devices() * plan.parse_devices(text)[1]))
+    monkeypatch.setattr(plan, "topology", lambda text: types.SimpleNamespace(
+        devices=jax.devices() * plan.parse_devices(text)[1]))  # fmt: skip
     monkeypatch.setattr(placement, "make", lambda sizes, devices: None)
     monkeypatch.setattr(plan, "compiled_bytes", lambda *_: ({"params": 10**9}, {"update": peak - 1e9}))
 

@@ -65,7 +65,6 @@ def place(tmp_path_factory):
 
 
 def run_of(place, kind, out, **changes):
-    """Return the Config of one of KINDS in a folder."""
     keys = RUN | KINDS[kind] | changes
     at = lambda name: f"{place}/{name}"
     keys |= {key: at(keys[key]) for key in ("init_from", "judge_from") if key in keys}

@@ -175,7 +175,6 @@ def qwen3(tmp_path_factory):
 @SLOW
 @pytest.mark.parametrize("name, b", [("SDAR-30B-A3B", 4), ("SDAR-30B-A3B-Chat-b8", 8)])
 def test_sdar_moe_is_qwen3_moe_whose_tokens_see_their_block(name, b, qwen3, tmp_path):
-    """With its tensors, logits and gradients."""
     import torch
     theirs, folder = qwen3
     said = disk.read_json(folder / "config.json")

@@ -1,15 +1,13 @@
 """docs/one_file.py stands alone, learns, and computes what the files of the core compute."""
-import os
 import re
 import shutil
-import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import estimated_logp, token_logp
+from shared import KEY, estimated_logp, python, token_logp
 from shared import views as draw_views
 
 import diffusion
@@ -23,7 +21,6 @@ import one_file  # noqa: E402
 
 CFG = model.ModelConfig(vocab_size=one_file.V, n_layer=one_file.LAYERS, n_head=one_file.H, d_model=one_file.D,
                         d_ff=one_file.F, rope_theta=100.0, norm_eps=1e-5, mask_id=one_file.MASK)  # fmt: skip
-KEY = jax.random.key(0)
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +122,7 @@ def test_it_imports_nothing_of_the_project_and_fits_on_a_few_screens():
 @pytest.mark.slow
 def test_copied_elsewhere_it_runs_and_rewards_make_it_better(tmp_path):
     shutil.copy("docs/one_file.py", tmp_path)
-    done = subprocess.run([sys.executable, "-I", "one_file.py", "0", "300", "50"], cwd=tmp_path, text=True,
-                          capture_output=True, env=os.environ)  # fmt: skip
+    done = python("-I", "one_file.py", "0", "300", "50", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     sampled = [int(n) for n in re.findall(r"sampled +(\d+)%", done.stdout)]
     assert len(sampled) == 3 + 2 and sampled[-1] > sampled[2] + 5, done.stdout

@@ -9,7 +9,6 @@ import pytest
 
 @pytest.mark.slow
 def test_no_order_of_imports_changes_what_two_variants_compute_and_each_of_them_has_its_effect():
-    """A pair is refused in words, or equal runs compute the same, whichever file was imported first."""
     orders = [subprocess.Popen([sys.executable, plugging.__file__, order], stdout=subprocess.PIPE, text=True)
               for order in ("forward", "backward")]  # fmt: skip
     forward, backward = (json.loads(order.communicate()[0]) for order in orders)

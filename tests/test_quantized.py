@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import shared
-from shared import byte_model, logits_of, refused, write_rows
+from shared import KEY, byte_model, logits_of, refused, write_rows
 
 import config
 import model
@@ -19,7 +19,6 @@ from system import kernels, remat
 from tools import complete
 from variants import lora, quantized
 
-KEY = jax.random.key(0)
 SHAPE = model.ModelConfig(vocab_size=40, n_layer=2, n_head=2, d_model=64, d_ff=128, mask_id=39, eos_id=38, pad_id=38)
 BITS = 8, 4
 

@@ -3,7 +3,6 @@ import contextlib
 import io
 import json
 import math
-import subprocess
 import sys
 import time
 import types
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared import refused
+from shared import jsonl, python, refused, write_splits
 
 import config
 import rewards
@@ -44,7 +43,7 @@ def one(fn, *texts, weights=None, **columns):
 def test_rewards_of_code_are_loaded_when_one_of_them_is_asked_for_and_jax_never():
     resolved = "rewards.resolve('exact,{}'); print('judges.programs' in sys.modules, 'jax' in sys.modules)\n"
     code = "import sys, rewards\n" + resolved.format("math") + resolved.format("tests")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     assert done.stdout == "False False\nTrue False\n", done.stderr
 
 
@@ -56,7 +55,7 @@ def test_a_reward_that_loads_later_is_in_the_dict_and_leaves_one_of_that_name_al
         code = (f"import rewards; assert {name!r} in rewards.REWARDS and 'nosuch' not in rewards.REWARDS\n"
                 f"rewards.REWARDS[{name!r}] = mine = lambda prompts, completions: [7.0] * len(completions)\n"
                 f"rewards.resolve({before!r}); assert rewards.resolve({name!r})[{name!r}] is mine")  # fmt: skip
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
+        assert python("-c", code).stderr == ""
     with pytest.raises(KeyError):
         REWARDS["nothing"]
 
@@ -67,10 +66,22 @@ def test_blank_text_earns_nothing_anywhere(name):
     assert all(total <= 0)
 
 
+class Tracked:
+    """A number as a tensor that requires grad has it: float() reads it, and numpy may not."""
+
+    def __array__(self, *_, **__):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+
+    def __float__(self):
+        return 0.5
+
+
 def test_scores_may_be_anything_in_an_order():
     for scores in ([1, 2], (1, 2), {"a": 1, "b": 2}.values(), np.array([1, 2]), np.float32([1, 2]), jnp.array([1, 2]),
                    jnp.array([1.0, 2.0]), [True, np.float64(2)]):  # fmt: skip
         assert one(lambda prompts, completions, scores=scores: scores, "x", "y") == [1, 2]
+    assert one(lambda *args, completions: [Tracked()], "x") == [0.5]  # and *args names no column
+    assert one(lambda *args, **columns: [Tracked() for _ in columns["completions"]], "x", "y") == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("name, good, bad, worth", [
@@ -196,12 +207,6 @@ def test_a_reward_takes_what_it_names_as_those_of_trl_do(source, tmp_path):
 
 
 OF_OTHERS = """
-import re
-
-def format_reward(completions, **kwargs):
-    pattern = r"^<think>\\n.*?\\n</think>\\n<answer>\\n.*?\\n</answer>$"
-    return [1.0 if re.match(pattern, content, re.DOTALL | re.MULTILINE) else 0.0 for content in completions]
-
 def accuracy_reward(completions, solution, log_extra=None, log_metric=None, **kwargs):
     return [float(sol in content) for content, sol in zip(completions, solution)]
 
@@ -221,14 +226,13 @@ def lengths(completion_ids):
 
 def test_rewards_of_trl_do_as_they_are_pasted_and_those_of_chats_are_told_what_to_write(tmp_path):
     (tmp_path / "r1.py").write_text(OF_OTHERS)
-    names = "format_reward", "accuracy_reward", "repetition", "lengths"
+    names = "accuracy_reward", "repetition", "lengths"
     texts = ["<think>\n1\n</think>\n<answer>\n5\n</answer>", "6", ""]
     columns = {"completion": ["5", "5", "5"], "token_ids": [[1, 1, 1], [1, 2], []]}
     fns = resolve(",".join(f"{tmp_path}/r1.py:{name}" for name in names))
     _, parts = combine(fns, None, ["p"] * 3, texts, columns)
     assert {name: parts[name].tolist() for name in names} == {
-        "format_reward": [1, 0, 0], "accuracy_reward": [1, 0, 0],
-        "repetition": [-2, 0, 0], "lengths": [3, 2, 0]}  # fmt: skip
+        "accuracy_reward": [1, 0, 0], "repetition": [-2, 0, 0], "lengths": [3, 2, 0]}
     with pytest.raises(ValueError, match="texts here, not chats: write completion, without"):
         combine(resolve(f"{tmp_path}/r1.py:of_chats"), None, ["p"] * 3, texts, columns)
 
@@ -242,12 +246,8 @@ def test_combine_weighs_every_part_without_those_that_have_no_opinion(a, b, weig
     found, parts = combine({"a": of_rows(*a), "b": of_rows(*b)}, weights, ["p"] * len(a), ["x"] * len(a), {})
     np.testing.assert_array_equal(found, total)
     np.testing.assert_array_equal([parts["a"], parts["b"]], np.array([a, b], float))
-
-
-def test_each_reward_is_clipped_before_it_is_weighed():
-    clip = lambda values: values.clip(-5, 5)
-    found = combine({"a": of_rows(100, -100, None)}, [2], ["p"] * 3, ["x"] * 3, {}, change=clip)
-    assert found[0][:2].tolist() == [10, -10]
+    clip = lambda values: values.clip(-5, 5)  # each reward, before it is weighed
+    assert combine({"a": of_rows(100, -100)}, [2], ["p"] * 2, ["x"] * 2, {}, change=clip)[0].tolist() == [10, -10]
 
 
 @pytest.mark.parametrize("fns, weights, columns, message", [
@@ -305,21 +305,6 @@ def test_a_reward_that_returns_nonsense_is_named_with_the_row(scores, message):
     refused(message, one, lambda prompts, completions: scores, "x", "y")
 
 
-class Tracked:
-    """A number as a tensor that requires grad has it: float() reads it, and numpy may not."""
-
-    def __array__(self, *_, **__):
-        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-
-    def __float__(self):
-        return 0.5
-
-
-def test_a_tensor_that_requires_grad_is_a_number_and_star_args_are_no_column():
-    assert one(lambda *args, **columns: [Tracked() for _ in columns["completions"]], "x", "y") == [0.5, 0.5]
-    assert combine({"r": lambda *args, completions: [Tracked()]}, None, ["p"], ["x"], {})[0] == [0.5]
-
-
 def test_a_reward_that_hangs_is_named(capsys, monkeypatch):
     monkeypatch.setattr(rewards, "SLOW", 0.01)
     assert one(lambda completions: time.sleep(0.3) or [1.0], "x") == [1]
@@ -357,7 +342,7 @@ ROWS = [{"prompt": CODE, "completion": "a + b", "tests": ["assert add(2, 3) == 5
 def program(*args, rows=None, path=None):
     """Run rewards.py in this process -> exit code, last line of stdout as JSON if it is, stderr, all of stdout."""
     if rows is not None:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        jsonl(path, rows)
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["rewards.py", *map(str, args)])
@@ -370,10 +355,8 @@ def program(*args, rows=None, path=None):
 
 
 def test_the_program_scores_a_file_and_ends_with_one_json_line(tmp_path):
-    path, out = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    command = [sys.executable, "rewards.py", path, "--rewards=tests,syntax", "--reward_weights=2,0.5", f"--out={out}"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    path, out = jsonl(tmp_path / "rows.jsonl", ROWS), tmp_path / "scored.jsonl"
+    run = python("rewards.py", path, "--rewards=tests,syntax", "--reward_weights=2,0.5", f"--out={out}")
     last, err = json.loads(run.stdout.splitlines()[-1]), run.stderr
     assert (run.returncode, last) == (0, {"n": 3, "tests": 0.5, "syntax": pytest.approx(1 / 3, abs=1e-5),
                                 "reward": pytest.approx((2.5 + 1.5 - 0.5) / 3, abs=1e-5)}), err
@@ -434,7 +417,7 @@ def test_nothing_is_written_over_a_file(tmp_path, monkeypatch):
     (["{file}", "--rewards=tests", "--reward_weights=x"], "--reward_weights=x: expected a tuple"),
     (["{bad}", "--rewards=tests"], "expected one object per line"),
     (["{prompts}", "--rewards=tests"], "row 0 has no completion to score"),
-    (["{file}", "--rewards=tests", "--programs.unsafe=everything"], "everything")])
+    (["{file}", "--rewards=tests", "--unsafe=gravity,read"], "gravity is not among process, network")])
 def test_a_mistake_gets_one_sentence_and_exit_code_2(args, message, tmp_path):
     (tmp_path / "file.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     (tmp_path / "bad.jsonl").write_text("{\n")
@@ -449,9 +432,8 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(args, message, tmp_path):
      "cells.*another task than the recipe's, name rewards that fit them"), ("exact,length", None)])  # fmt: skip
 def test_rows_of_another_task_are_refused_before_anything_is_trained(tmp_path, reward, message):
     rows = [{"prompt": f"{i}+{i}=", "completion": str(2 * i)} for i in range(4)]
-    for split, some in (("train", rows), ("val", rows[2:])):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
-    cfg = config.Config(objective="grpo", init_from="x", dataset=str(tmp_path), rewards=tuple(reward.split(",")))
+    place = write_splits(tmp_path, rows, rows[2:])
+    cfg = config.Config(objective="grpo", init_from="x", dataset=place, rewards=tuple(reward.split(",")))
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
         run_rewards.check_early(cfg)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import shared
 from faults import Killed
-from shared import advantages, batches_of, flat, kept_in_16_bits, left, lines, refused, slow, watch
+from shared import advantages, batches_of, flat, jsonl, kept_in_16_bits, left, lines, refused, slow, watch, write_splits
 
 import config
 import data
@@ -177,10 +177,8 @@ def test_while_nothing_moves_every_ratio_is_exactly_one_in_16_bits(tiny, tmp_pat
 
 
 def test_one_update_needs_no_old_forward(tiny):
-    *_, task, state, (alone,), _ = one_iteration(tiny())
+    *_, (alone,), _ = one_iteration(tiny())
     assert alone.loss.old_logp is None and alone.loss.ref_logp is None
-    _, metrics = task.loss(state.params, alone)
-    assert float(metrics["ratio_max"]) == 1 and float(metrics["clip_ratio/region_mean"]) == 0
 
 
 @pytest.mark.slow
@@ -237,14 +235,17 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
-def test_of_a_prompt_all_tokens_can_be_masked_but_not_its_padding():
-    column = jnp.arange(5)[None]
-    cfg = shared.run(logp_est="one_step", **{"masked_prompt.share": 1.0},
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_share_of_a_prompt_can_be_masked_but_not_its_padding_and_is_not_scored(padded):
+    cfg = shared.run(logp_est="one_step", **{"masked_prompt.share": 0.3},
                      model=model.ModelConfig(vocab_size=5, mask_id=4))
-    for valid in (None, column >= jnp.array([[0], [2]])):
-        rollout = rollout_of(jnp.zeros((2, 5), int), column >= jnp.array([[3], [3]]), valid)
-        masked = rl.draw_views(KEY, rollout, cfg).masked[:, 0]
-        np.testing.assert_array_equal(masked, jnp.ones((2, 5), bool) if valid is None else valid)
+    completion = jnp.arange(5) >= jnp.full((2000, 1), 3)
+    valid = jnp.arange(5) >= jnp.tile(jnp.array([[0], [2]]), (1000, 1)) if padded else None
+    views = rl.draw_views(KEY, rollout_of(jnp.zeros((2000, 5), int), completion, valid), cfg)
+    masked, there = np.asarray(views.masked[:, 0]), np.asarray(completion | True if valid is None else valid)
+    np.testing.assert_array_equal(views.weight[:, 0], completion)
+    assert masked[completion].all() and not masked[~there].any()
+    assert abs(masked[~completion & there].mean() - 0.3) < 0.05
 
 
 @pytest.mark.parametrize("bonus", [False, True])
@@ -392,17 +393,19 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
     assert train.train(dataclasses.replace(cfg, resume=True, max_iters=3))[0].step == 3
 
 
-SOME = '{"prompt": "12", "completion": "21"}\n' * 30 + '{"prompt": "34"}\n' * 10
-HOLES = SOME.replace('"21"', '"21", "masked": "2<|mask|>"').replace('"34"', '"3", "completion": "43"')
+SOME = [{"prompt": "12", "completion": "21"}] * 30 + [{"prompt": "34"}] * 10
+HOLES = [{"prompt": "12", "completion": "21", "masked": "2<|mask|>"}] * 30 + [{"prompt": "3", "completion": "43"}] * 10
+BETTER = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 10
+LEARN = dict(objective="pretrain", init_from=None, rewards=())
 
 
 @pytest.mark.parametrize("rows, keys, words", [
     (SOME, dict(fill_in=True), r"fill_in=True needs a completion in all rows.* rows \d+ have no completion"),
-    (SOME, dict(objective="pretrain", init_from=None, rewards=()), "rows have no completion to learn from"),
+    (SOME, LEARN, "rows have no completion to learn from"),
+    (BETTER, LEARN, "9 of 9 rows have no completion to learn from .*--objective=judge"),
     (HOLES, dict(fill_in=True), r"train: fill_in=True needs .* of 3\d rows .* and \d+ have `masked`")])
 def test_filling_in_and_learning_need_completions(tiny, tmp_path, rows, keys, words):
-    (tmp_path / "rows.jsonl").write_text(rows)
-    refused(words, begin, tiny(**dict(dataset=f"{tmp_path}/rows.jsonl") | keys))
+    refused(words, begin, tiny(dataset=jsonl(tmp_path / "rows.jsonl", rows), **keys))
 
 
 @pytest.mark.slow
@@ -459,9 +462,8 @@ def test_a_machine_that_contains_nothing_is_refused_before_the_first_rollout(tin
         raise RuntimeError("this machine does not contain: network")
 
     monkeypatch.setattr(pool, "run", nothing_holds)
-    row = json.dumps({"prompt": "12", "completion": "21", "tests": ["assert True"]}) + "\n"
-    (tmp_path / "rows.jsonl").write_text(row * 30)
-    refused("does not contain: network", begin, tiny(rewards=("tests",), dataset=f"{tmp_path}/rows.jsonl"))
+    path = jsonl(tmp_path / "rows.jsonl", [{"prompt": "12", "completion": "21", "tests": ["assert True"]}] * 30)
+    refused("does not contain: network", begin, tiny(rewards=("tests",), dataset=path))
 
 
 ROW, ASKED = {"prompt": "a", "completion": "aa"}, {"prompt": "e", "answer": "ee"}
@@ -472,11 +474,9 @@ ROW, ASKED = {"prompt": "a", "completion": "aa"}, {"prompt": "e", "answer": "ee"
     ([ROW] * 4, [ROW, ASKED], True), ([ROW] * 4, [ASKED], False)])
 def test_held_out_rows_have_bits_per_byte_and_without_a_completion_they_are_filled_only(
         tmp_path, monkeypatch, rows, held_out, nelbo):
-    for split, of in ("train", rows), ("val", held_out):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of))
     lengths = dict(max_prompt_len=0, max_new_tokens=7) if "text" in rows[0] else {}
     monkeypatch.setattr(evaluation, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
-    *_, task, state = begin(shared.run(**SECONDS | lengths, dataset=str(tmp_path)))
+    *_, task, state = begin(shared.run(**SECONDS | lengths, dataset=write_splits(tmp_path, rows, held_out)))
     out, _ = task.evaluate(state, KEY)
     assert (4 < out["val/nelbo"] < 9) == nelbo and out["rows"] == (8 if lengths else len(held_out))
     if lengths:
@@ -485,9 +485,8 @@ def test_held_out_rows_have_bits_per_byte_and_without_a_completion_they_are_fill
 
 def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_a_pair_too(tmp_path, monkeypatch):
     rows = [{"prompt": "", "completion": "abcdefghij" * 2}] * 8 + [{"prompt": "p", "completion": "far too long"}] * 8
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cfg = shared.run(**SECONDS | dict(max_new_tokens=6), dataset=f"{tmp_path}/rows.jsonl", objective="judge",
-                        init_from="a model")  # fmt: skip
+    cfg = shared.run(**SECONDS | dict(max_new_tokens=6), dataset=jsonl(tmp_path / "rows.jsonl", rows),
+                     objective="judge", init_from="a model")  # fmt: skip
     made, make_pairs = [], judge.make_pairs
     zs = lambda params, keys, arrays, *_: (jnp.where(arrays.maskable, ord("z"), arrays.tokens), {})
     monkeypatch.setattr(sample, "fill", zs)
@@ -530,9 +529,6 @@ def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place,
     with pytest.raises(ValueError, match="is a denoiser already"):
         train.train(dataclasses.replace(cfg, init_from=f"{place}/base", out_dir=f"{tmp_path}/other"))
     refused("adapt=True makes a denoiser", dataclasses.replace, cfg, objective="judge")
-
-
-# ---- the rest ----
 
 
 def test_two_variants_that_train_parameters_of_their_own_are_refused():
@@ -669,11 +665,6 @@ def test_the_passes_of_every_row_reach_the_reward_in_rollouts(tiny, place):
                       for row, p in zip(ids, prompts, strict=True)])  # fmt: skip
     assert 0 < right.sum() < 16 and notes["rewards/passes/none_frac"] == pytest.approx(1 - right.mean())
     assert notes["rewards/passes/mean"] == pytest.approx(fast[right].mean())
-    took = jnp.arange(16) + 1
-    fns, rows = {"passes": rewards.REWARDS["passes"]}, [{"prompt": ""}] * 4
-    found = rl.score_rollout(b.rollout._replace(passes=took), rows, fns, cfg, tok)
-    expected = np.array([min(len(row) + 1, cfg.max_new_tokens) * bool(row) for row in ids]) / took
-    np.testing.assert_allclose(found.parts["passes"], expected, rtol=1e-6)
 
 
 def test_the_speed_of_an_evaluated_text_is_its_own(tiny, tmp_path, monkeypatch):
@@ -696,9 +687,8 @@ def test_speed_does_not_decide_what_is_right(named, tiny):
 
 @pytest.mark.slow
 def test_a_reference_longer_than_a_completion_may_be_leaves_no_row_out(tiny, tmp_path):
-    row = lambda i: json.dumps({"prompt": f"{i}", "completion": "1" * i, "answer": "1"}) + "\n"
-    (tmp_path / "rows.jsonl").write_text("".join(row(i) for i in range(1, 41)))
-    cfg = tiny(dataset=f"{tmp_path}/rows.jsonl", rewards=("exact",), batch_size=32, eval_size=2)
+    path = jsonl(tmp_path / "a.jsonl", [{"prompt": f"{i}", "completion": "1" * i, "answer": "1"} for i in range(1, 41)])
+    cfg = tiny(dataset=path, rewards=("exact",), batch_size=32, eval_size=2)
     *_, task, state = begin(cfg)
     assert {row["prompt"] for row in task.evaluate(state, KEY)[1]} == {"39", "40"}  # of 4 tokens at most are 1 to 4
     (batch, _), *_ = batches_of(task, state, KEY)
@@ -709,34 +699,28 @@ def test_a_reference_longer_than_a_completion_may_be_leaves_no_row_out(tiny, tmp
 def test_rows_in_a_language_that_nothing_runs_are_named_at_the_start(tiny, tmp_path, capsys):
     row = {"prompt": "12", "completion": "21", "tests": ["assert True"]}
     rows = [row | {"language": name} for name in ["Python 3", "rust", "py"] * 10]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    begin(tiny(rewards=("tests",), dataset=f"{tmp_path}/rows.jsonl"))
+    begin(tiny(rewards=("tests",), dataset=jsonl(tmp_path / "rows.jsonl", rows)))
     assert "no opinion on 10 rows in 'rust', which tests are not run in" in capsys.readouterr().out
 
 
 # ---- what else a row and a run can ask for ----
 def test_rows_may_say_themselves_which_tokens_to_fill(tiny, tmp_path):
-    row = lambda i: json.dumps({"prompt": f"{i}", "masked": f"{i}<|mask|>a", "answer": "-"})
-    rows = "".join(row(i) + "\n" for i in range(10, 40))
-    (tmp_path / "train.jsonl").write_text(rows)
-    (tmp_path / "val.jsonl").write_text(rows[: rows.index("\n") + 1] * 3)
-    cfg, tok, _, _, batches, _ = one_iteration(tiny(dataset=str(tmp_path), fill_in=True))
+    rows = [{"prompt": f"{i}", "masked": f"{i}<|mask|>a", "answer": "-"} for i in range(10, 40)]
+    given = tiny(dataset=write_splits(tmp_path, rows, rows[:1] * 3), fill_in=True)
+    cfg, tok, _, _, batches, _ = one_iteration(given)
     x, mask = np.asarray(batches[0].rollout.tokens), np.asarray(batches[0].rollout.counts)
     assert (mask.sum(1) == 1).all() and mask[:, cfg.max_prompt_len + 2].all()
     for row in x.tolist():
         assert row[:2] == row[3:5] or row[1:3] == row[3:5]
         assert row[6] == tok.encode("a")[0]
-    (tmp_path / "train.jsonl").write_text(rows.replace("<|mask|>", "b"))
-    refused("0 <.mask.> among 4 tokens", one_iteration, tiny(dataset=str(tmp_path), fill_in=True))
+    jsonl(tmp_path / "train.jsonl", [row | {"masked": f"{row['prompt']}ba"} for row in rows])
+    refused("0 <.mask.> among 4 tokens", one_iteration, given)
 
 
 def test_a_denoiser_may_learn_to_fill_in_the_masks_of_its_rows_and_is_judged_on_them(tiny, tmp_path):
-    rows = "".join(json.dumps({"prompt": "", "masked": "1<|mask|>3<|mask|>", "completion": f"1{i}34"}) + "\n"
-                   for i in range(10))  # fmt: skip
-    for split in ("train", "val"):
-        (tmp_path / f"{split}.jsonl").write_text(rows)
-    cfg = tiny(objective="pretrain", init_from=None, rewards=(), group_size=8, dataset=str(tmp_path), fill_in=True,
-               max_prompt_len=0, max_new_tokens=4, batch_size=10)  # fmt: skip
+    rows = [{"prompt": "", "masked": "1<|mask|>3<|mask|>", "completion": f"1{i}34"} for i in range(10)]
+    cfg = tiny(objective="pretrain", init_from=None, rewards=(), group_size=8, fill_in=True, max_prompt_len=0,
+               max_new_tokens=4, batch_size=10, dataset=write_splits(tmp_path, rows, rows))  # fmt: skip
     _, tok, task, state = begin(cfg)
     (batch, _), *_ = batches_of(task, state, KEY)
     hidden = np.asarray(batch.z[:, 0] == tok.mask_id)
@@ -745,7 +729,7 @@ def test_a_denoiser_may_learn_to_fill_in_the_masks_of_its_rows_and_is_judged_on_
     metrics, samples = task.evaluate(state, KEY)
     assert np.isfinite(metrics["val/nelbo"]) and "val/bits_per_byte" not in metrics
     assert all(re.match("1.*3", row["greedy"], re.S) and row["prompt"] == "1_3_" for row in samples)
-    (tmp_path / "train.jsonl").write_text(rows.replace('"masked": "1', '"masked": "2'))
+    jsonl(tmp_path / "train.jsonl", [row | {"masked": "2<|mask|>3<|mask|>"} for row in rows])
     refused("masked='2<.mask.>3<.mask.>' should be the completion '1.34' with some tok", begin, cfg)
 
 
@@ -977,14 +961,13 @@ def test_epochs_are_counted_in_rows(tiny):
 
 def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
     rows = [{"q": f"{i:02d}", "a": i, "note": "x"} for i in range(20)]
-    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cfg = tiny(dataset=f"{tmp_path}/mine.jsonl", **{"texts.prompt_key": "q", "texts.answer_key": "a"})
+    names = {"texts.prompt_key": "q", "texts.answer_key": "a"}
+    cfg = tiny(dataset=jsonl(tmp_path / "mine.jsonl", rows), **names)
     assert split_rows(cfg, "train")[3] == {"q": "03", "a": 3, "note": "x", "prompt": "03", "answer": "3"}
     rows = [{"prompt": "p", "cases": ["assert f()"], "lang": None if i % 2 else "c", "hard": i} for i in range(20)]
-    (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = {"texts.tests_key": "cases", "texts.language_key": "lang", "texts.difficulty_key": "hard"}
-    first, second, *rest = split_rows(tiny(dataset=f"{tmp_path}/code.jsonl", **{"curriculum.difficulty": (0, 9)},
-                                           **keys), "train")
+    keys |= {"dataset": jsonl(tmp_path / "code.jsonl", rows), "curriculum.difficulty": (0, 9)}
+    first, second, *rest = split_rows(tiny(**keys), "train")
     assert (first["tests"], first["language"], first["difficulty"]) == (["assert f()"], "c", 0) and len(rest) == 8
     assert "language" not in second  # of a row that says nothing there
     with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):

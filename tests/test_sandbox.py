@@ -124,11 +124,6 @@ def test_right_answers_pass_and_wrong_ones_fail(box):
     assert 0 < verdict.seconds < 1 and verdict[:2] == ([True, True], "")
     verdict = one(box, "def add(a, b): return 3", [*RIGHT, "assert add(0, 3) == 3"], "add")
     assert verdict.passed == [True, False, True] and verdict.error == "test 2: AssertionError"
-
-
-def test_verdicts_come_in_the_order_of_the_jobs(box):
-    jobs = [(f"def f(): return {i}", [f"assert f() == {i // 2 * 2}"], "f") for i in range(16)]
-    assert [v.passed[0] for v in box.run(jobs)] == [i % 2 == 0 for i in range(16)]
     assert box.run([]) == [] and one(box, ADD, []).passed == []
 
 
@@ -465,14 +460,12 @@ def test_a_test_for_pytest_that_fails_there_fails_here(box):
 
 # ---- limits ----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-def test_a_loop_costs_its_own_time_only():
+def test_jobs_overlap():
     with Pool(workers=8, timeout=1) as box:
         box.run([(ADD, RIGHT, "add")] * 8)
         start = time.time()
         box.run([(NAP, RIGHT, "add")] * 8)
         assert time.time() - start < 6, "eight that take 1 s each, on eight workers, should overlap"
-        verdicts = box.run([(LOOP if i == 8 else ADD, RIGHT, "add") for i in range(16)])
-        assert [all(v.passed) for v in verdicts] == [i != 8 for i in range(16)]
 
 
 def test_an_answer_is_limited(box):
@@ -667,7 +660,6 @@ HOSTILE = {  # what f(x) does; with words of the error, where those are known
 
 @pytest.fixture
 def judges_of(monkeypatch):
-    """Count the judges that are started."""
     start, started = module.Worker.start_judge, []
     monkeypatch.setattr(module.Worker, "start_judge", lambda worker: started.append(worker) or start(worker))
     return started
@@ -866,7 +858,6 @@ def test_closing_leaves_no_process_and_no_descriptor():
 
 
 def resident(pid):
-    """Bytes of memory that a process has."""
     with open(f"/proc/{pid}/statm") as f:
         return int(f.read().split()[1]) * 4096
 
@@ -1037,10 +1028,6 @@ def test_a_job_of_the_wrong_shape_is_refused(box, job):
     refused("job 1: expected", box.run, [(ADD, RIGHT, "add"), job])
 
 
-def test_an_unknown_thing_cannot_be_accepted():
-    refused("gravity.*process, network", Pool, unsafe=("gravity", "read"))
-
-
 def test_it_needs_the_standard_library_only():
     code = "import sys; from judges.sandbox import pool; print({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'judges', '__main__'})"
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -1075,13 +1062,9 @@ def attack(*options, prefix=(), python=sys.executable, root=ROOT):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_sample_of_the_attacks_fails_and_the_honest_are_paid():
-    attack("--kind=cheat,honest,hostile", "--every=12", "--timeout=1", "--slack=3")
-
-
-@pytest.mark.slow
-def test_every_attack_fails_and_the_honest_are_paid():
-    attack("--timeout=1.5", "--slack=3")
+@pytest.mark.parametrize("which", ["--kind=cheat,honest,hostile --every=12 --timeout=1", slow("--timeout=1.5")])
+def test_attacks_fail_and_the_honest_are_paid(which):
+    attack(*which.split(), "--slack=3")
 
 
 @pytest.mark.slow

@@ -1,9 +1,6 @@
 """Passes of each row, tokens per pass, in rollouts, in evaluations, as a reward; what compiles, what a GPU copies."""
 import math
-import os
 import re
-import subprocess
-import sys
 import types
 
 import jax
@@ -11,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import shared
-from shared import advantages, sharp, slow
+from shared import KEY, TINY, advantages, sharp, slow
 
 import config
 import data
@@ -23,15 +20,10 @@ from system import placement, sharding
 from tools import plan as planning
 from variants import quantized, slots
 
-V, EOS, MASK = 6, 4, 5
-TINY = model.ModelConfig(vocab_size=V, n_layer=1, n_head=2, d_model=16, rope_theta=3.0, mask_id=MASK, eos_id=EOS,
-                         pad_id=EOS)  # fmt: skip
-KEY = jax.random.key(0)
-
 
 def rows_of_different_length():
     """Six rows of twelve tokens, of which the last 2 to 11 are to be written."""
-    tokens = np.random.default_rng(3).integers(0, EOS, (6, 12))
+    tokens = np.random.default_rng(3).integers(0, TINY.eos_id, (6, 12))
     return data.Batch(tokens, np.arange(12) >= np.array([1, 3, 5, 7, 9, 10])[:, None], None)
 
 
@@ -130,8 +122,7 @@ def test_an_iteration_of_the_first_recipe_compiles_few_programs(tmp_path):
     """Each operation on arrays outside of a compiled function compiles a program, which takes a GPU about a second."""
     run = ["train.py", "config/sudoku_grpo.py", "--init_from=assets/sudoku_base", f"--out_dir={tmp_path}/run",
            "--max_iters=1", "--eval_size=8"]  # fmt: skip
-    done = subprocess.run([sys.executable, *run], text=True, capture_output=True,
-                          env=os.environ | {"JAX_LOG_COMPILES": "1", "XDG_CACHE_HOME": str(tmp_path)})  # fmt: skip
+    done = shared.python(*run, JAX_LOG_COMPILES="1", XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr[-2000:]
     programs = re.findall(r"Finished XLA compilation of (\S+)", done.stderr)
     assert len(programs) <= 25, sorted(programs)

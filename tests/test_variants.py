@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from shared import refused, without
+from shared import KEY, refused, without
 
 import config
 import diffusion
@@ -17,7 +17,6 @@ from system import sections
 from tools import options
 from variants import blocks, losses
 
-KEY = jax.random.key(0)
 TINY = model.ModelConfig(vocab_size=9, n_layer=1, n_head=1, d_model=8, mask_id=8)
 
 
