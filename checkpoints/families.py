@@ -196,12 +196,14 @@ def family_of(cfg: model.ModelConfig) -> str:
     for name, family in of_kind.items():
         if can_hold(family, cfg):
             return name
-    said = switches(cfg)
     raise ValueError(
         "no Hugging Face family has these switches together: "
-        + ", ".join(f"{field}={value}" for field, value in said.items())
+        + ", ".join(f"{field}={value}" for field, value in switches(cfg).items())
         + "; there are "
-        + ("; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items()) or "none")
+        + (
+            "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items())
+            or "none; a field of your own needs a name in a family's keys, as LLADA_KEYS in checkpoints/family.py"
+        )
     )
 
 

@@ -632,7 +632,7 @@ def resolve_paths(cfg: Config) -> Config:
         return re.sub(r"^(.*?\.py)(?=:)", lambda path: resolve_path(path[0]), name)
 
     if not isinstance(cfg, Config):
-        raise ValueError(f"{cfg!r} is no Config: expected one, as in train(config.load([{str(cfg)!r}]))")
+        raise ValueError(f"{cfg!r} is no Config: expected one, as in train(config.load(['config/sudoku.py']))")
     changes: dict[str, Any] = {"out_dir": os.path.normpath(os.path.expanduser(cfg.out_dir))}
     changes |= {key: tuple(map(in_name, getattr(cfg, key))) for key in ("rewards", "eval_rewards")}
     for name in ("init_from", "judge_from", "ref_from", "dataset"):

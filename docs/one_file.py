@@ -1,5 +1,5 @@
 """
-GRPO for a masked diffusion language model, all of it in one file:  python docs/one_file.py
+GRPO for a masked diffusion language model, all of it in one file:  python docs/one_file.py [seed [steps [iterations]]]
 
 A small denoiser learns 4x4 sudokus by predicting masked cells. Then rewards, one bit for each finished grid, teach it
 to fill several cells at once and still be right. It takes two minutes on two cores, and needs jax, numpy and optax.
@@ -182,8 +182,7 @@ def policy_loss(params, key, x, completion, adv):
 
 
 def rollout(params, key, grids, n_prompts=128, group=4, n_update=96):
-    """Write completions of new puzzles, score them, and keep those that beat their group by most -> the batch of
-    `policy_loss` (x, completion, adv), and the mean reward.
+    """Write completions of new puzzles, and keep the best -> (x, completion, adv) of `policy_loss`, the mean reward.
 
     Completions below the average of their group get weight 0: pushing a lower bound of log p down need not lower p."""
     puzzle_key, fill_key = jax.random.split(key)
@@ -199,8 +198,7 @@ def rollout(params, key, grids, n_prompts=128, group=4, n_update=96):
 
 
 def train(loss, params, learning_rate, key, iterations, next_batch, updates, show):
-    """Take `updates` steps of AdamW per iteration, all on the batch that next_batch(params, key) returns, each with new
-    masks -> the trained parameters."""
+    """Take `updates` steps of AdamW, with new masks, on each batch of next_batch(params, key) -> the trained params."""
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate, 0.9, 0.99))
 
     @jax.jit
@@ -220,7 +218,7 @@ def train(loss, params, learning_rate, key, iterations, next_batch, updates, sho
 
 
 def main(seed=0, steps=400, iterations=125):
-    """Pre-train, tune, and print how many puzzles made of held-out grids are right, filled greedily and sampled."""
+    """Pre-train for `steps`, tune for `iterations`, and print how many puzzles of held-out grids are filled right."""
     begun, grids = time.time(), jnp.array(all_grids())
     known, held_out = grids[:200], puzzles(jax.random.key(1), grids[200:], 512)
     init_key, pretrain_key, tune_key = jax.random.split(jax.random.key(seed), 3)
@@ -247,4 +245,6 @@ def main(seed=0, steps=400, iterations=125):
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))  # seed, steps of pre-training, iterations of GRPO
+    if len(sys.argv) > 4 or not all(map(str.isdecimal, sys.argv[1:])):
+        sys.exit(__doc__)
+    main(*map(int, sys.argv[1:]))

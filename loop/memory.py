@@ -70,23 +70,24 @@ def weight_bytes(cfg):
     }
 
 
-def activation_bytes(cfg):
+def activation_bytes(cfg, on_cpu):
     """Estimate the bytes that the backward pass of a micro-batch keeps, over all devices: of each layer its norms, q, k
-    and v before and after the rotation, and the inside of the mlp."""
+    and v before and after the rotation, and the inside of the mlp. on_cpu: see kernels.between."""
     m = cfg.model
     heads = (m.n_head + m.kv_heads) * m.head_dim
     columns = cfg.max_prompt_len + cfg.max_new_tokens
     layers = 1 if m.remat else m.n_layer
     per_column = 6 * m.d_model + 4 * heads + 4 * mlp_width(m)
-    return active_rows(cfg) * columns * layers * per_column * bytes_per_number(m)
+    return active_rows(cfg) * columns * layers * per_column * (4 if on_cpu else bytes_per_number(m))
 
 
 def estimate_bytes(cfg: Config, n_devices: int | None = None) -> dict[str, float]:
     """Estimate the bytes per device that a run needs -> {part: bytes}; logits, caches and copies are left out.
-    n_devices None: the devices in use."""
+    n_devices None: the devices in use; otherwise it is a plan, which is for no CPU."""
     n_rows, fsdp, tensor = cfg.mesh or (1, n_devices or math.prod(sharding.shape().values()), 1)
     held = {part: size / (fsdp * tensor) for part, size in weight_bytes(cfg).items() if size}
-    return held | {"activations": activation_bytes(cfg) / (n_rows * fsdp * tensor)}
+    activations = activation_bytes(cfg, n_devices is None and sharding.on_cpu())
+    return held | {"activations": activations / (n_rows * fsdp * tensor)}
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
         if key in plain:
             counts = key in was and not (of_model and now[key] == plain[key])
         else:
-            counts = (key in now or not of_model) and index.find_key(key.removeprefix("model.")) is not None
+            counts = key in now or not of_model and index.find_key(key) is not None
         here, there = setting(now, key), setting(was, key)
         if counts and key not in free and here != there:
             changes.append(f"{key}={here!r} (it was {there!r})")

@@ -87,23 +87,23 @@ def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
     bare, leaf = name.removeprefix("model."), name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
     file = bare.partition(".")[0]
     own = [one for one in keys if one.partition(".")[0] == file]
-    words = dict.fromkeys((name, bare) if own else (name, leaf))
+    words = dict.fromkeys((name, bare if own else leaf))
     for word, (theirs, sign, answer) in itertools.product(words, foreign_keys()):
         # An old key of ours that is one common word is meant only where nothing stands before it.
         is_meant = sign != ">" or word == bare or "_" in word
         if is_meant and fnmatch.fnmatchcase(word.replace("-", "_"), theirs):
             return f"{message}: {ANSWER[sign]}{answer}"
-    names = {k: k for k in own}
-    if not own:
-        names = {k.split(".")[-1]: k for k in (*keys, *known)}
-        names |= {k: k for k in (*known, *keys)}
-        names |= renamed()
-    near = difflib.get_close_matches(bare if own else name.lower(), names, 1, 0.7)
+    names = {k: k for k in own or (*known, *keys) if "." in k or k in known}
+    if bare == file:
+        last = {k.split(".")[-1]: k for k in (*keys, *known)}
+        names = last | names | renamed()
+    near = difflib.get_close_matches(bare.lower(), names, 1, 0.7)
     if near:
         message += f", did you mean {names[near[0]]!r}?"
     if own:
         return f"{message}; there are {', '.join(own)}"
-    return message if near else f"{message}; see --help=all"
+    where = "see --help=all" if bare == file else f"there is no variants/{file}.py with keys"
+    return message if near else f"{message}; {where}"
 
 
 def keyword(name: str, known: Collection[str], keys: dict[str, Any]) -> str:
@@ -168,6 +168,7 @@ EXAMPLES = {  # of tuples
     str: ("a,b", "('a', 'b')"),
     float: ("1,2", "(1, 2)"),
     int: ("1,8,1", "(1, 8, 1)"),
+    Any: ("--lora=True", "(lora.Keys(),)"),
 }
 
 

@@ -220,6 +220,8 @@ def main():
     parser.add_argument("--show", action="store_true", help="run nothing")
     parser.add_argument("--picture", help="draw a picture into this file")
     options = parser.parse_args()
+    if not STEPS.keys() >= {*options.tasks.split(",")}:
+        raise SystemExit(f"error: --tasks={options.tasks}: expected some of {','.join(STEPS)}")
     if options.picture:
         import compare
 

@@ -73,6 +73,12 @@ def test_runs_are_found_again_and_show_starts_none(tmp_path):
     assert "group_size=1 " in failed.stderr and "python train.py config/sudoku_d1_grpo.py" in failed.stderr
 
 
+def test_a_task_without_controls_is_answered_with_those_that_have_some():
+    done = python("tests/controls.py", "--show", "--tasks=foo")
+    assert done.returncode and not done.stdout
+    assert done.stderr == "error: --tasks=foo: expected some of sudoku,countdown\n"
+
+
 def test_all_seeds_of_a_control_run_with_the_best_setting_of_seed_0(monkeypatch):
     results, asked = {}, []
     monkeypatch.setattr(controls, "METHODS", {"one": controls.Method("", "", {"sudoku": ["--top_k=1", "--top_k=2"]})})

@@ -161,7 +161,9 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("max_iter=3", "--max_iter=3", ("'max_iter'", "did you mean 'max_iters'?")),
     ("lerning_rate=3.", "--lerning_rate=3.", ("did you mean 'learning_rate'?",)),
     ("nonsense=1", "--nonsense=1", ("unknown config key 'nonsense'; see --help=all",)),
-    ("**{'gone.factor': 1}", "--gone.factor=1", ("unknown config key 'gone.factor', did you mean",)),
+    ("**{'gone.factor': 1}", "--gone.factor=1", ("'gone.factor'", "; there is no variants/gone.py with keys")),
+    ("**{'champion.factor': 1}", "--champion.factor=1", ("key 'champion.factor'; there is no variants/champion.py",)),
+    ("**{'gone.fast_factor': 1}", "--gone.fast_factor=1", ("key 'gone.fast_factor'; there is no variants/gone.py",)),
     ("max_iter=3", "--model.max_iters=3", ("unknown config key", "max_iter")),
     ("max_iters='many'", "--max_iters=many", ("max_iters", "many", "a whole number")),
     ("max_iters=True", "--max_iters=True", ("max_iters", "a whole number")),
@@ -308,6 +310,11 @@ def test_a_recipe_that_was_here_once_says_what_became_of_it():
     for name in ("config/countdown_joint_grpo.py", "smollm2_joint"):
         assert re.search(f"no config file '{name}': models of both kinds are gone.*docs/tried.md", message(name))
     assert "masks were far ahead" in message("sudoku_uniform_base.py")
+
+
+@pytest.mark.parametrize("given", ["config/sudoku.py", ["config/sudoku.py"], None])
+def test_what_is_no_config_is_answered_with_how_to_load_one(given):
+    assert raised(lambda: config.resolve_paths(given)).endswith("as in train(config.load(['config/sudoku.py']))")
 
 
 def test_a_config_file_may_be_named_without_its_folder_and_its_ending(monkeypatch, tmp_path):
@@ -598,6 +605,24 @@ def test_a_run_of_older_code_has_other_names_and_keys_of_variants_that_it_does_n
     cfg = config.changed(config.Config(init_from="x"), now)
     found = same_run.changed_keys(cfg, older.as_named_now(was), [])
     assert found.split(", lora.alpha")[0].split(", model.moe")[0] == changed
+
+
+@pytest.mark.parametrize("use", [lora.Keys(), [lora.Keys()]])
+def test_keys_of_variants_that_are_in_no_tuple_are_answered_with_one(use):
+    assert "expected a tuple, as in --lora=True on the command line or (lora.Keys(),) in a file" in raised(
+        lambda: config.Config(use=use))  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class OfANotebook(sections.Section):
+    factor: float = 1.0
+
+
+def test_a_key_of_a_class_that_is_in_no_file_of_variants_makes_another_run_too():
+    was = same_run.as_json(config.flatten(config.Config(use=(OfANotebook(2.0),))))
+    assert same_run.changed_keys(config.Config(use=(OfANotebook(2.0),)), was, []) == ""
+    found = same_run.changed_keys(config.Config(use=(OfANotebook(3.0),)), was, [])
+    assert found == "test_config.factor=3.0 (it was 2.0)"
 
 
 def test_an_older_run_is_read_with_its_variants():

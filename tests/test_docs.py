@@ -27,7 +27,7 @@ import rewards
 import rl
 import sample
 import train
-from checkpoints import checkpoint, families, foreign, huggingface
+from checkpoints import checkpoint, families, family, foreign, huggingface
 from system import index, sections
 from tools import complete
 from tools import options as options_of_sample
@@ -258,6 +258,10 @@ USED = """if True:
     params, z = model.init(jax.random.key(0), shape), jnp.full((2, 6), 6)
     x, _ = sample.generate(params, jax.random.key(1), z, shape, plan)
     print(plan.use[0].share, (x == 6).any(), config.load(["config/sudoku_grpo.py", "--rule=portion"]).use[0].share)
+    try:
+        config.load(["config/sudoku_grpo.py", "--portion.share=0.3"])
+    except ValueError as unused:
+        print(unused)
     config.load(["config/sudoku_grpo.py", "--rule=portion", "--portion.share=3.0"])"""
 
 
@@ -268,7 +272,8 @@ def test_the_rule_of_the_page_is_used_with_its_parameter_from_the_command_line(t
         shutil.copy(path, tmp_path / path)
     (tmp_path / "variants/portion.py").write_text(EXAMPLES["variants/portion.py"])
     ran = shared.python("-c", USED, cwd=tmp_path)
-    assert ran.stdout == "0.3 False 0.1\n" and "portion.share=3.0 must be from 0 to 1" in ran.stderr, ran.stderr
+    assert ran.stdout.startswith("0.3 False 0.1\nthe keys of portion change nothing here, they are for rule='portion'")
+    assert "portion.share=3.0 must be from 0 to 1" in ran.stderr, ran.stderr
 
 
 def test_the_estimator_of_the_page_masks_every_token_once_in_five_views(added):
@@ -307,7 +312,9 @@ def test_the_attention_of_the_page_is_a_variant_that_adds_its_mask(monkeypatch):
     assert far[0].tolist() == (np.abs(np.subtract.outer(np.arange(4), np.arange(4))) < 2).tolist()
     assert model.attention_mask(model.ModelConfig(), None, z)(0).mask is None and cfg.mask == "local"
     refused("blocks.Shape and local.Shape exclude each other", model.ModelConfig, use=(local.Shape(), blocks.Shape()))
-    refused("together: .*local.reach=2; there are none$", huggingface.family_of, cfg)
+    refused("together: .*local.reach=2; there are none; .*LLADA_KEYS in check", huggingface.family_of, cfg)
+    monkeypatch.setitem(family.LLADA_KEYS, "local.reach", "local_reach")  # as the page says
+    assert huggingface.family_of(cfg) == "llada"
 
 
 def test_the_step_of_the_page_changes_advantages(monkeypatch):

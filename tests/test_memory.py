@@ -41,8 +41,8 @@ def test_the_estimated_flops_of_a_forward_pass_are_those_that_xla_counts(n_layer
     ({"lora.rank": 4}, "params", True),
 ])  # fmt: skip
 def test_the_estimate_knows_what_a_key_costs_or_saves(changes, part, more):
-    base = memory.estimate_bytes(shared.changed(SMALL, **TUNING)).get(part, 0)
-    now = memory.estimate_bytes(config.changed(shared.changed(SMALL, **TUNING), changes))[part]
+    base = memory.estimate_bytes(shared.changed(SMALL, **TUNING), 1).get(part, 0)
+    now = memory.estimate_bytes(config.changed(shared.changed(SMALL, **TUNING), changes), 1)[part]
     assert now > base if more else now < base
     with_reference = shared.changed(SMALL, **TUNING, kl_beta=0.1, **{"memory.ref_offload": True})
     assert "reference" not in memory.estimate_bytes(with_reference)
@@ -149,6 +149,19 @@ def test_the_estimate_is_at_most_what_xla_finds_and_at_least_a_fifth_of_it(keys,
     estimate, found = sum(memory.estimate_bytes(cfg, 1).values()), sum(held.values()) + max(temporaries.values())
     print(f"estimate / compiled: {estimate / found:.3f}")
     assert 1 / 5 < estimate / found < 1
+
+
+@pytest.mark.slow
+def test_on_a_cpu_activations_take_32_bits_also_of_a_model_in_16():
+    rows, shape = ROWS | dict(gradient_accumulation_steps=1), DEEP | dict(remat=False, n_layer=4)
+    in_32, in_16 = (shared.run(**rows, model=shared.shape(**shape, dtype=dtype)) for dtype in ("float32", "bfloat16"))
+    devices = placement.make(None, jax.devices()[:1])
+    found_32, found_16 = (plan.compiled_bytes(cfg, devices)[1]["update"] for cfg in (in_32, in_16))
+    assert found_16 > 0.9 * found_32
+    activations = memory.estimate_bytes(in_16)["activations"]
+    print(f"estimate / compiled: {activations / found_16:.3f}")
+    assert 0.5 < activations / found_16 < 1
+    assert memory.estimate_bytes(in_16, 1)["activations"] == activations / 2  # of another device, which a plan is for
 
 
 @pytest.mark.slow

@@ -411,6 +411,7 @@ def test_save_and_load_are_inverse(name, n_out, tmp_path):
 @pytest.mark.parametrize("cfg, changes, named", [
     (DENOISER, dict(shift=True), "these switches together: shift=True"),
     (DENOISER, {"gemma.window": 4}, "no Hugging Face family has .*gemma.window="),
+    (DENOISER, {"gemma.window": 4, "blocks.block": 4}, "a field of your own needs a name in .*LLADA_KEYS in check"),
     (CAUSAL, dict(qkv_bias=True, gemma=True), "no Hugging Face family has .*gemma.window=")])
 def test_switches_that_no_family_has_are_named_when_saving(cfg, changes, named, tmp_path):
     cfg = shared.changed(cfg, **changes)

@@ -119,6 +119,12 @@ def test_it_imports_nothing_of_the_project_and_fits_on_a_few_screens():
     assert packages - sys.stdlib_module_names == {"jax", "numpy", "optax"} and len(source.splitlines()) <= 250
 
 
+@pytest.mark.parametrize("words", [["--help"], ["1", "many"], ["1", "2", "3", "4"]])
+def test_words_that_are_no_three_numbers_are_answered_with_what_can_be_given(words):
+    done = python("docs/one_file.py", *words)
+    assert done.returncode and done.stderr.startswith("\nGRPO for a masked") and "[seed [steps" in done.stderr
+
+
 @pytest.mark.slow
 def test_copied_elsewhere_it_runs_and_rewards_make_it_better(tmp_path):
     shutil.copy("docs/one_file.py", tmp_path)

@@ -366,6 +366,13 @@ def test_sample_py_writes_the_page_of_a_run_with_its_held_out_rows(folder, capsy
     assert code == 2 and "is there already, and nothing is overwritten" in err
 
 
+@pytest.mark.parametrize("name", ["base", "grpo"])
+def test_the_page_of_one_run_that_fills_in_texts_has_its_held_out_rows(name, capsys, tmp_path):
+    code, _, err = completed(capsys, f"assets/sudoku_{name}", f"--page={tmp_path}/x.html")
+    rows = page_data(f"{tmp_path}/x.html")["rows"]
+    assert code == 0 and not err and len(rows) == 100 and rows[0]["holes"] and "_" in rows[0]["prompt"]
+
+
 def test_rows_come_from_a_file_and_a_model_without_a_run_has_none(folder, capsys, tmp_path):
     (tmp_path / "my.jsonl").write_text('{"prompt": "1", "answer": 2}\n')
     assert completed(capsys, folder, f"--page={tmp_path}/1.html", f"--data={tmp_path}/my.jsonl")[0] == 0

@@ -940,6 +940,8 @@ def test_a_reward_of_a_user_that_needs_a_batch_is_not_refused_for_the_first_row(
     fn = own.as_reward("reward 'standardized':", "standardized", standardized)
     with np.errstate(invalid="ignore"):
         run_rewards.try_rewards(tiny(), {"standardized": fn}, [{"prompt": "12", "completion": "21"}])
+        with in_memory.in_memory(tiny(rewards=()), [{"prompt": "12", "completion": "21"}] * 9, standardized) as cfg:
+            run_rewards.check_early(cfg)
 
 
 def test_outside_of_the_main_thread_a_run_leaves_signals_alone(tiny):

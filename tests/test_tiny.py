@@ -16,7 +16,7 @@ import train
 from checkpoints import checkpoint, huggingface, older
 from data.tiny import prepare as tiny
 from judges import formats
-from loop import runs
+from loop import run_rewards, runs
 from system import disk
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
@@ -129,6 +129,12 @@ def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path, monkeypat
     assert len(losses) == 2 and np.isfinite(losses).all() and any(line.get("grad_norm", 0) > 0 for line in lines)
     assert [line["step"] for line in lines if "val/greedy" in line] == [0, 2]
     assert huggingface.family_of(checkpoint.load(tmp_path / "out/step-000002")[1]) == RECIPES[name]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_recipe_warns_that_its_reward_cannot_be_earned(name, capsys):
+    run_rewards.check_early(config.load([f"config/{name}.py", "--model=tiny"]))
+    assert "perhaps no answer can earn it" not in "".join(capsys.readouterr())
 
 
 @pytest.mark.slow

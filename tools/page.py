@@ -206,7 +206,7 @@ def pack_row(row):
 def held_out_rows(one, run):
     """Read the rows that the run's evaluations score; say so if they are not here."""
     try:
-        return texts.eval_texts(run, one.tok, with_completions=False).rows
+        return texts.eval_texts(run, one.tok, with_completions=run.fill_in).rows
     except (OSError, ValueError) as e:
         print(f"{one.folder}: the page has no held-out rows, --data=FILE gives it some ({e})", file=sys.stderr)
         return []
