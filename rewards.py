@@ -217,9 +217,6 @@ def combine(
     columns {name: one entry per completion}.
     """
     weights = [1.0] * len(fns) if weights is None else weights
-    for name, column in {"prompts": prompts, **columns}.items():
-        if len(column) != len(completions):
-            raise ValueError(f"the column {name!r} has {len(column)} entries for {len(completions)} completions")
     total, judged = np.zeros(len(completions)), np.zeros(len(completions), bool)
     parts = {}
     for weight, (name, fn) in zip(weights, fns.items(), strict=True):
@@ -284,12 +281,12 @@ def weights_of(cfg: Any, fns: Any) -> tuple[float, ...]:
 
 
 def score(
-    fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids: list, n_each: int, fast: Any = None
+    fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids: list, n_each: int, fast: Any
 ) -> Scored:
     """Score `n_each` completions per row with every reward, fns and eval_only {name: fn}; eval_only weigh nothing.
 
     ids: the token ids of each completion, those of a row one after the other.
-    fast (B,): the tokens per pass of each completion; None: not known, and an error if a reward asks for them.
+    fast (B,): the tokens per pass of each completion.
     """
     weights = weights_of(cfg, fns) + (0.0,) * len(eval_only)
     repeated = [row for row in rows for _ in range(n_each)]
@@ -297,9 +294,8 @@ def score(
         "groups": np.repeat(np.arange(len(rows)), n_each).tolist(),
         "token_ids": ids,
         "max_length": [cfg.max_new_tokens] * len(repeated),
+        "tokens_per_pass": fast.tolist(),
     }
-    if fast is not None:
-        columns["tokens_per_pass"] = fast.tolist()
     prompts, completions = [row["prompt"] for row in repeated], [tok.decode(row) for row in ids]
     _, parts = combine(fns | eval_only, weights, prompts, completions, columns, changed(cfg))
     table = [np.where(weight, parts[name], np.nan) for name, weight in zip(fns, weights, strict=False)]

@@ -346,23 +346,29 @@ def between_keys_of_grpo(c):
          f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"))
 
 
+# Keys that only runs of grpo read.
+OF_GRPO = ("logp_est logp_views group_size early_end updates_per_rollout keep_completions minibatch_size "
+           "score_after_end adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation "
+           "clip_low clip_high kl_beta kl_est ref_from").split()  # fmt: skip
+
+
 def idle(c):
     """Yield (True if wrong, message) for keys that are set and would have no effect."""
     grpo, judged = c.objective == "grpo", "judge" in c.rewards + c.eval_rewards
     for section in c.use:
         name = variant_of(section)
-        is_typed = any(key.startswith(f"{name}.") for key in c.typed)  # a recipe may inherit more than it uses
+        is_typed = any(key.partition(".")[0] == name for key in c.typed)  # a recipe may inherit more than it uses
         yield (section.belongs_to and is_typed and name not in named_variants(c), f"the keys of {name} change nothing "
                f"here, they are for {section.belongs_to}={name!r}: set that, or leave them out")  # fmt: skip
-        yield (section.objective not in ("", c.objective),
-               f"{name} changes nothing with objective={c.objective!r}: leave it out")
+        is_idle = section.objective not in ("", c.objective)
+        yield is_idle, f"{name} changes nothing with objective={c.objective!r}: leave it out"
     for keys, has_no_effect, purpose in (
         ("threshold", c.rule == "quota", "rule='threshold' or 'dynamic'"),
         ("loss_norm", grpo, "objective='pretrain'"),
-        ("mask_ratio_min mask_ratio_max", grpo and not c.fill_in and c.logp_est != "coupled",
-         "fill_in=True or logp_est='coupled'"),
+        (" ".join(name for name in c.typed if name in OF_GRPO), not grpo, "objective='grpo'"),
+        ("mask_ratio_min mask_ratio_max", not c.fill_in and c.logp_est != "coupled", "fill_in or logp_est='coupled'"),
         ("clip_low clip_high", grpo and c.ratio_level == "none", "a ratio: ratio_level='token' or 'sequence'"),
-        ("ref_from", grpo and not c.kl_beta, "kl_beta above 0: without it there is no reference"),
+        ("kl_est ref_from", grpo and not c.kl_beta, "kl_beta above 0: without it there is no reference"),
         ("judge_from", not judged, "the reward 'judge'"),
         ("adv_norm", c.adv_norm == "mean" and c.reward_norm == "each", "reward_norm='sum'"),
         ("base", not (c.init_from or "").endswith(".py"), "a config file in init_from"),

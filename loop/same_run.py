@@ -48,10 +48,6 @@ GONE = {
     "model.causal_text": False,
     "model.noise": "mask",
 }
-# Keys that only runs of grpo read.
-OF_GRPO = ("logp_est logp_views group_size early_end updates_per_rollout keep_completions "
-           "minibatch_size score_after_end adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level "
-           "loss_type aggregation clip_low clip_high kl_est").split()  # fmt: skip
 
 
 def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
@@ -66,14 +62,16 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
     if cfg.num_epochs:
         free = [*free, "max_iters"]  # it was computed from num_epochs, and will be
     if cfg.objective != "grpo":
-        free = [*free, *OF_GRPO]
+        free = [*free, *config.OF_GRPO]
     changes = []
     for key in dict.fromkeys((*now, *was)):
         of_model = key.startswith("model.")
         if key in plain:
             counts = key in was and not (of_model and now[key] == plain[key])
         else:
-            counts = key in now or not of_model and index.find_key(key) is not None
+            counts = key in now or index.find_key(key) is not None
+            if of_model:
+                counts = now.get(key) is not None  # None: what the folder of the model says
         here, there = setting(now, key), setting(was, key)
         if counts and key not in free and here != there:
             changes.append(f"{key}={here!r} (it was {there!r})")

@@ -21,6 +21,7 @@ import rl
 import sample
 from checkpoints import checkpoint, huggingface
 from config import Config
+from data import texts
 from loop import run_rewards, runs
 from model import ModelConfig
 from system import disk, kernels, sections, sharding
@@ -48,8 +49,11 @@ def check(cfg):
     if cfg.objective == "grpo":
         run_rewards.check_early(cfg)
     first = config.base_runs(cfg)[-1]
-    if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known
+    if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape and tokenizer are known
         check_shape(cfg, first.model)
+        if cfg.objective == "grpo" and not checkpoint.steps(first.out_dir):  # reading all rows takes a second
+            tok = data.tokenizer(first.dataset)
+            texts.prompt_sampler(cfg, tok, texts.encode_split(cfg, tok, "train", cfg.fill_in))
 
 
 def most_bytes(cfg):
@@ -139,7 +143,7 @@ def open_sources(resumed, cfg):
     else:
         params, tok = None, data.tokenizer(cfg.dataset)
         shape = with_ids(cfg.model, tok)
-        config.check_model(dataclasses.replace(cfg, model=shape), shape, "of this run")
+        config.check_model(cfg, shape, "of this run")
         check_shape(cfg, shape)
     huggingface.family_of(shape)  # refuse a model that no folder can hold before it is trained
     cfg = dataclasses.replace(cfg, model=shape)

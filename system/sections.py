@@ -130,7 +130,7 @@ def check(cfg: Any, *rules: Callable) -> None:
 
 def rules_of_a_model(cfg: Any) -> Iterator[tuple[Any, str]]:
     """Yield (True if wrong, message) for the fields of a model.ModelConfig that belong to no variant."""
-    for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff"):
+    for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff", "rope_theta", "max_positions"):
         value = getattr(cfg, name)
         yield value is not None and value < 1, f"{name}={value} must be at least 1"
     yield cfg.n_layer > 10_000, f"n_layer={cfg.n_layer}: no model has more than 10,000 layers"

@@ -557,6 +557,9 @@ def test_a_key_is_typed_with_the_name_of_its_file(tmp_path):
     assert both.base == ("blocks.block=4",) and both.model.block == 4 == config.base_run(both).model.block
     assert config.load([*recipe, "--blocks.block=2"]).model.use == (blocks.Shape(2),)
     refused("gemma.window=0 must be at least 1", shared.shape, **{"gemma.window": 0})
+    for name in ("query_scale", "attn_cap", "logit_cap"):
+        for value in (0, -5):
+            refused(f"gemma.{name}={value} must be ", shared.shape, **{f"gemma.{name}": value})
 
 
 def test_a_key_that_is_not_there_answers_with_those_that_are(file, tmp_path):
@@ -625,6 +628,12 @@ def test_a_key_of_a_class_that_is_in_no_file_of_variants_makes_another_run_too()
     assert found == "test_config.factor=3.0 (it was 2.0)"
 
 
+@pytest.mark.parametrize("now, changed", [(None, ""), (9, "model.gemma.window=9 (it was 64)")])
+def test_a_run_goes_on_whose_folder_had_the_numbers_of_its_model(now, changed):
+    was, cfg = (config.changed(config.Config(), {"gemma.window": n}) for n in (64, now))
+    assert same_run.changed_keys(cfg, same_run.as_json(config.flatten(was)), []) == changed
+
+
 def test_an_older_run_is_read_with_its_variants():
     was = {"use": ["lora"], "lora_rank": 4, "nll_coef": 0.0, "chat_template": "chatml", "max_iters": 7}
     cfg = same_run.recorded(older.as_named_now(was))
@@ -643,3 +652,22 @@ def test_no_key_has_the_name_of_a_method_of_section():
     ("--loss_type=cispo --cispo=False", "cispo=False")])  # fmt: skip
 def test_a_typed_key_on_which_another_has_the_last_word_is_refused(file, line, name):
     assert f"--{name} does not go with the other keys, by which it is " in message(file, *line.split())
+
+
+@pytest.mark.parametrize("typed, said", [
+    ("--cispo.cap=3", "the keys of cispo change nothing here, they are for loss_type='cispo'"),
+    ("--cispo=True", "the keys of cispo change nothing here"),
+    ("--factor.limit=2", "the keys of factor change nothing here, they are for rule='factor'"),
+    ("--entropy.budget=0.3", "the keys of entropy change nothing here, they are for rule='entropy'"),
+    ("--judge.n_rows=9", "the keys of judge change nothing here, they are for objective='judge'"),
+    ("--kl_est=k2", "kl_est='k2' changes nothing here, it is for kl_beta above 0"),
+    ("--threshold=0.5", "threshold=0.5 changes nothing here, it is for rule='threshold' or 'dynamic'"),
+    ("--texts.system_prompt=Add.", "system_prompt='Add.': how it is written is up to the model, so set texts.chat")])
+def test_typed_keys_of_a_choice_that_was_not_made_are_refused(typed, said):
+    refused(said, config.load, ["config/sudoku_grpo.py", typed])
+
+
+@pytest.mark.parametrize("typed", ["--kl_beta=0.04", "--group_size=4", "--ratio_level=token"])
+def test_typed_keys_of_reinforcement_learning_are_refused_in_pretraining(typed):
+    refused("it is for objective='grpo'", config.load, ["config/sudoku.py", typed])
+    config.load(["config/sudoku_grpo.py", typed])

@@ -6,7 +6,6 @@ small sampler, enumerated, the gradient of the loss is that of the expected rewa
 """
 import dataclasses
 import functools
-import inspect
 import itertools
 
 import jax
@@ -420,12 +419,12 @@ def test_the_reference_follows_the_policy_as_its_mode_says(mode, moves):
     policies = np.random.default_rng(0).normal(size=(7, 2, 3)).astype(np.float32)
     expected, ref = policies[0], {"w": jnp.array(policies[0])}
     for n in range(1, 7):
-        how = dict(decay=0.9, interval=3, mix=0.75)
-        ref = moving_reference.update_reference(ref, {"w": jnp.array(policies[n])}, n, mode, **how)
+        state = rl.State(n, {"w": jnp.array(policies[n])}, (), None, ref)
+        ref = moving_reference.Keys(mode, decay=0.9, interval=3, mix=0.75).reference(state, config.Config())
         expected = moves(expected, policies[n], n)
         close(ref["w"], expected, 1e-6)
     assert not (ref["w"] == policies[0]).all()
-    copy = moving_reference.update_reference(ref, {"w": jnp.array(policies[1])}, 8, "periodic", interval=4, mix=1.0)
+    copy = moving_reference.moved(ref, {"w": jnp.array(policies[1])}, 1.0)
     assert (copy["w"] == policies[1]).all()
 
 
@@ -597,6 +596,3 @@ def test_a_default_that_is_said_twice_is_the_same_both_times():
     same = said.keys() & keys.keys() - {"temperature", "early_end"}  # a run samples, a Plan alone is greedy
     assert {name: said[name] for name in same} == {name: keys[name] for name in same}
     assert LossConfig() == rl.loss_config(config.Config(ratio_level="token"))  # a run has no ratios
-    reference = inspect.signature(moving_reference.update_reference).parameters
-    for name in ("decay", "interval", "mix"):
-        assert reference[name].default == getattr(moving_reference.Keys(), name)

@@ -521,6 +521,7 @@ def test_a_truncated_or_missing_file_is_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("wrong, named", [
     (dict(n_head=5), "n_head=5"), (dict(d_head=7), "7 columns"), (dict(n_layer=0), "n_layer=0"),
+    (dict(rope_theta=0), "rope_theta=0 must be at least 1"), (dict(max_positions=-1), "max_positions=-1"),
     *((dict(mask_id=n), f"mask_id={n} is outside the vocabulary of 40 ids") for n in (-1, 40)),
     *(({"rope.scaling": numbers}, "rope.scaling=.*expected four numbers above 0") for numbers in (
         (8.0, 4.0, 1.0, 64), (0.0, 1.0, 4.0, 64), (8.0, 0.0, 4.0, 64), (8.0, 1.0, 0.0, 64), (8.0, 1.0, 4.0, 0)))])

@@ -250,17 +250,14 @@ def test_combine_weighs_every_part_without_those_that_have_no_opinion(a, b, weig
     assert combine({"a": of_rows(100, -100)}, [2], ["p"] * 2, ["x"] * 2, {}, change=clip)[0].tolist() == [10, -10]
 
 
-@pytest.mark.parametrize("fns, weights, columns, message", [
-    (resolve("exact"), None, {"level": [1], "tests": [[]]}, "'exact' needs .* 'answer'; there are level, tests"),
-    (resolve("exact"), None, {}, "there are none"),
-    (resolve("passes"), None, {}, "needs the column 'tokens_per_pass'.*: only a run knows how fast"),
-    (resolve("passes(right=1)"), None, {"tokens_per_pass": [1.0]},
-     r"passes\(right=1\) asks what the reward before it says.*: name it first"),
-    ({"a": of_rows(1)}, None, {"answer": [1, 2]}, "column 'answer' has 2 entries for 1 completions"),
-    ({"a": of_rows(1)}, None, {"prompts": ["p", "q"]}, "column 'prompts' has 2 entries for 1")])
-def test_columns_and_weights_that_do_not_fit_are_errors(fns, weights, columns, message):
-    prompts = columns.pop("prompts", ["p"])
-    refused(message, combine, fns, weights, prompts, ["x"], columns)
+@pytest.mark.parametrize("fns, columns, message", [
+    (resolve("exact"), {"level": [1], "tests": [[]]}, "'exact' needs .* 'answer'; there are level, tests"),
+    (resolve("exact"), {}, "there are none"),
+    (resolve("passes"), {}, "needs the column 'tokens_per_pass'.*: only a run knows how fast"),
+    (resolve("passes(right=1)"), {"tokens_per_pass": [1.0]},
+     r"passes\(right=1\) asks what the reward before it says.*: name it first")])
+def test_columns_that_are_not_there_are_errors(fns, columns, message):
+    refused(message, combine, fns, None, ["p"], ["x"], columns)
 
 
 def test_summary_names_means_spreads_shares_and_what_a_reward_notes_besides():
@@ -450,7 +447,7 @@ def test_the_tokens_that_were_written_are_counted_up_to_the_first_end():
     assert per_pass.tolist() == [1.5, 2, 1, 0.75]
 
 
-def test_rewards_of_evaluations_weigh_nothing_and_speed_is_a_column_only_if_it_is_known():
+def test_rewards_of_evaluations_weigh_nothing_and_speed_is_a_column():
     cfg = types.SimpleNamespace(reward_weights=(2.0,), max_new_tokens=4, use=())
     tok = types.SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
     seen = []
@@ -463,11 +460,11 @@ def test_rewards_of_evaluations_weigh_nothing_and_speed_is_a_column_only_if_it_i
         return [100.0] * len(completions)
 
     rows, ids = [{"prompt": "a", "answer": "x"}, {"prompt": "b", "answer": "y"}], [[1], [2, 3], [4], []]
-    for fast in (None, np.array([1.0, 2.0, 3.0, 4.0])):
-        found = rewards.score({"trained": trained}, {"shown": shown}, cfg, tok, rows, ids, 2, fast)
-        assert found.completions == ["1", "23", "4", ""] and found.rewards.tolist() == [[[1, 2], [1, 0]]]
-        assert found.parts["shown"].tolist() == [100] * 4
-    assert "tokens_per_pass" not in seen[0] and seen[1]["tokens_per_pass"] == [1, 2, 3, 4]
+    fast = np.array([1.0, 2.0, 3.0, 4.0])
+    found = rewards.score({"trained": trained}, {"shown": shown}, cfg, tok, rows, ids, 2, fast)
+    assert found.completions == ["1", "23", "4", ""] and found.rewards.tolist() == [[[1, 2], [1, 0]]]
+    assert found.parts["shown"].tolist() == [100] * 4
+    assert seen[0]["tokens_per_pass"] == [1, 2, 3, 4]
     assert seen[0]["answer"] == ["x", "x", "y", "y"] and seen[0]["groups"] == [0, 0, 1, 1]
 
 

@@ -442,7 +442,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"rewards": ("judge",), "judge_from": "BASE"}, "is not a judge"),
     ({"max_prompt_len": 1}, "max_new_tokens=4: 80 left out: prompt longer than 1 tokens (the longest has 2)"),
     ({"logp_est": "coupled", "masked_prompt.share": 0.15}, "masked_prompt.share=0.15 changes nothing here"),
-    ({"mask_ratio_min": 0.1}, "mask_ratio_min=0.1 changes nothing here, it is for fill_in=True or logp_est='coupled'"),
+    ({"mask_ratio_min": 0.1}, "mask_ratio_min=0.1 changes nothing here, it is for fill_in or logp_est='coupled'"),
     ({"paired": True}, "paired changes nothing with objective='grpo': leave it out"),
     ({"loss_norm": "completion"}, "set loss_norm='token'"),
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),

@@ -264,6 +264,12 @@ def test_a_start_that_contradicts_the_config_is_refused(unbroken, tiny, monkeypa
     assert (cfg.model.d_model, cfg.model.dtype, cfg.model.remat) == (16, "bfloat16", True)
 
 
+@pytest.mark.parametrize("typed, there", [("vocab_size=99", "vocab_size=259"), ("mask_id=None", "mask_id=256")])
+def test_an_id_that_another_one_of_the_tokenizer_would_replace_is_refused(rows, tiny, tmp_path, typed, there):
+    file = written(tiny(), tmp_path / "run.py")
+    refused(f"{typed}, but the model of this run has {there}", prepare, config.load([file, f"--{typed}"]), train.train)
+
+
 def test_a_start_that_is_a_config_file_is_trained_to_its_end_first_and_only_once(tiny, tmp_path, capsys):
     base = tiny(out_dir=f"{tmp_path}/base", log_interval=6, save_interval=6, eval_interval=12)
     train.train(base)

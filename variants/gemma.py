@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 import model
 from system import kernels, sections
-from system.sections import POSITIVE_INT, Section, key
+from system.sections import POSITIVE, POSITIVE_INT, Section, key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Shape(Section):
     """The fields of a ModelConfig that only Gemma has."""
 
     window: int | None = key(None, "blocks 0, 2, 4, ... see only tokens less than this far away", POSITIVE_INT)
-    query_scale: int | None = None  # queries are divided by the square root of this; None: of d_head
-    attn_cap: float | None = None  # attention scores s become cap * tanh(s / cap)
-    logit_cap: float | None = None  # logits l become cap * tanh(l / cap)
+    query_scale: int | None = key(None, "queries are divided by the square root of this; None: of d_head", POSITIVE_INT)
+    attn_cap: float | None = key(None, "attention scores s become cap * tanh(s / cap)", POSITIVE)
+    logit_cap: float | None = key(None, "logits l become cap * tanh(l / cap)", POSITIVE)
 
     brings = {"mlp": "gemma", "network": "gemma"}
 

@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 import config
 from loop import memory
@@ -25,24 +24,20 @@ class Keys(config.Section):
 
     def reference(self, state, cfg):
         """Return the reference for the iteration after state.step."""
-        if self.mode == "periodic" and state.step % self.interval:
-            return state.reference  # wherever it is stored
-        old, how = sharding.to_device(state.reference), (self.decay, self.interval, self.mix)
-        new = update_reference(old, state.params, state.step, self.mode, *how)
+        fraction = 1 - self.decay
+        if self.mode == "periodic":
+            fraction = self.mix
+            if state.step % self.interval:
+                return state.reference  # wherever it is stored
+        new = moved(sharding.to_device(state.reference), state.params, fraction)
         return sharding.to_host(new) if memory.Keys.of(cfg).ref_offload else new
 
     def between_keys(self, c):
         yield not c.kl_beta, f"moving_reference.mode={self.mode!r} changes nothing here, it is for kl_beta above 0"
 
 
-@functools.partial(jax.jit, static_argnames=("mode", "decay", "interval", "mix"))
-def update_reference(
-    ref: Any, params: Any, step: Any, mode: str, decay: float = 0.99, interval: int = 64, mix: float = 1.0
-) -> Any:
-    """Move the reference model of the KL after iteration `step`: ref, params -> the next ref.
-
-    mode "ema": decay * ref + (1 - decay) * params, after every iteration. "periodic": after
-    every `interval` iterations, mix * params + (1 - mix) * ref. (Two papers call the opposite fractions alpha.)
-    """
-    fraction = 1 - decay if mode == "ema" else jnp.where(step % interval == 0, mix, 0.0)
-    return jax.tree.map(lambda r, p: (1 - fraction) * r + fraction * p, ref, params)  # exact at 0 and 1
+@functools.partial(jax.jit, static_argnames="fraction")
+def moved(ref: Any, params: Any, fraction: float) -> Any:
+    """Move the reference model of the KL by a fraction of its way to params, exactly so for 0 and 1. (Two papers call
+    the opposite fractions alpha.)"""
+    return jax.tree.map(lambda r, p: (1 - fraction) * r + fraction * p, ref, params)
