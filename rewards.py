@@ -213,10 +213,10 @@ def combine(
     """Score n completions with every reward, change its values, and add up -> their weighted sum (n,), and parts: each
     reward by name (n,), and everything it logged as NAME/NOTE (n,).
 
-    A value is nan without an opinion, the sum if no reward with a weight other than 0 has one. weights None: all 1.
-    columns {name: one entry per completion}.
+    A value is nan without an opinion, the sum if no reward with a weight other than 0 has one.
+    weights None or empty: all 1. columns {name: one entry per completion}.
     """
-    weights = [1.0] * len(fns) if weights is None else weights
+    weights = weights or [1.0] * len(fns)
     total, judged = np.zeros(len(completions)), np.zeros(len(completions), bool)
     parts = {}
     for weight, (name, fn) in zip(weights, fns.items(), strict=True):

@@ -54,6 +54,8 @@ def load(dataset: str, split: str, names: dict[str, str] | None = None) -> list[
     split: "train" or "val"
     names {our column: theirs}: columns to rename
     """
+    if split not in SPLITS:
+        raise ValueError(f"there is no split {split!r}: train or val")
     if dataset in MEMORY:
         from data import known
 

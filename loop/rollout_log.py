@@ -42,15 +42,14 @@ def describe(scored: Any, adv: Any, cfg: Any) -> dict[str, Any]:
         "reward": rewards.mean(total),
         "reward_std": rewards.mean(spread),
         "frac_reward_zero_std": float((adv == 0).all(1).mean()),
-        "unique_completions": float(np.mean(np.array(different) / size)),
+        "unique_completions": float(np.mean(different) / size),
         "skipped": float(not len(known)),
     }
     first = next(iter(scored.parts.values()))
     is_rate = not ((first < 0) | (first > 1)).any()  # otherwise the mean is no rate
     if cfg.pass_at is not None or is_rate:
         metrics["pass_rate"] = rewards.mean(rewards.apply_pass_at(first, cfg))
-    metrics |= length_metrics(scored.rollout, cfg)
-    return metrics | rewards.summary(scored.parts)
+    return metrics | length_metrics(scored.rollout, cfg) | rewards.summary(scored.parts)
 
 
 def first_group(scored: Any, chosen: Any, cfg: Any, tok: Any) -> dict[str, Any]:
