@@ -3,7 +3,9 @@ Set up a run: find the model it starts from (trained first if need be), refuse w
 the state, and say what it will do.
 """
 
+import contextlib
 import dataclasses
+import io
 import math
 import os
 import re
@@ -53,7 +55,8 @@ def check(cfg):
         check_shape(cfg, first.model)
         if cfg.objective == "grpo" and not checkpoint.steps(first.out_dir):  # reading all rows takes a second
             tok = data.tokenizer(first.dataset)
-            texts.prompt_sampler(cfg, tok, texts.encode_split(cfg, tok, "train", cfg.fill_in))
+            with contextlib.redirect_stdout(io.StringIO()):  # what it says comes when they are read to learn from
+                texts.prompt_sampler(cfg, tok, texts.encode_split(cfg, tok, "train", cfg.fill_in))
 
 
 def most_bytes(cfg):
