@@ -165,13 +165,14 @@ def test_the_page_starts_from_the_model_that_is_named_also_a_checkpoint_in_out_d
 
 
 @pytest.mark.parametrize("flag, changes, message", [
-    ("x.html", dict(objective="pretrain", **{"loss_type": "grpo"}), "shows an iteration of objective='grpo', and this"),
     ("x.html", dict(resume=True), "the first iteration from init_from, without resume and eval_only: to see the one"),
     ("train.jsonl", {}, "train.jsonl must name a new file, as in --anatomy=step.html"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused(flag, changes, message, place):
     argv = arguments(place, "denoiser", place / "new", **changes)
     refused(re.escape(message), anatomy.write, argv, str(place / flag))
+    of_pretraining = "shows an iteration of objective='grpo', and this"
+    refused(of_pretraining, anatomy.write, ["config/sudoku.py"], str(place / "x.html"))
 
 
 def test_the_flag_is_one_of_train_py(monkeypatch, place):
