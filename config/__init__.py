@@ -389,7 +389,7 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
 
     where: whose model it is, for the message: "of config/sudoku_base.py"."""
     there, default = sections.flat(shape), sections.flat(ModelConfig())
-    for name, asked in sections.flat(c.model).items():
+    for name, asked in sorted(sections.flat(c.model).items(), key=lambda item: item[0] not in c.typed):
         if name not in default:
             from system import index
 

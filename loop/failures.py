@@ -27,7 +27,7 @@ def not_finite(step, values, last, cfg):
            if last and "loss" in last else "none. ")
         + (f"The checkpoint before it is kept: {cfg.out_dir}/step-{kept[-1]:06d}. " if kept else "None was saved yet. ")
         + f"Try a lower learning_rate (now {cfg.learning_rate}), more warmup_iters (now {cfg.warmup_iters}), "
-        + f"grad_clip=1.0 (now {cfg.grad_clip})" + (", dtype=float32" if cfg.model.dtype != "float32" else "")
+        + f"a smaller grad_clip (now {cfg.grad_clip})" + (", dtype=float32" if cfg.model.dtype != "float32" else "")
     )  # fmt: skip
 
 

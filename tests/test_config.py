@@ -667,6 +667,12 @@ def test_typed_keys_of_a_choice_that_was_not_made_are_refused(typed, said):
     refused(said, config.load, ["config/sudoku_grpo.py", typed])
 
 
+def test_a_typed_key_is_named_and_not_what_follows_from_it():
+    cfg = config.override(config.Config(), {"moe.n_experts": "4"})
+    refused(r"moe.n_experts=4, but the model of x has moe.n_experts=None", config.check_model, cfg,
+            model.ModelConfig(), "of x")  # fmt: skip
+
+
 @pytest.mark.parametrize("typed", ["--kl_beta=0.04", "--group_size=4", "--ratio_level=token"])
 def test_typed_keys_of_reinforcement_learning_are_refused_in_pretraining(typed):
     refused("it is for objective='grpo'", config.load, ["config/sudoku.py", typed])

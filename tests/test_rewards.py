@@ -414,7 +414,8 @@ def test_nothing_is_written_over_a_file(tmp_path, monkeypatch):
     (["{file}", "--rewards=tests", "--reward_weights=x"], "--reward_weights=x: expected a tuple"),
     (["{bad}", "--rewards=tests"], "expected one object per line"),
     (["{prompts}", "--rewards=tests"], "row 0 has no completion to score"),
-    (["{file}", "--rewards=tests", "--unsafe=gravity,read"], "gravity is not among process, network")])
+    *((["{file}", "--rewards=tests", f"--{flag}=gravity,read"], "gravity is not among process, network") for flag in (
+        "unsafe", "programs.unsafe"))])
 def test_a_mistake_gets_one_sentence_and_exit_code_2(args, message, tmp_path):
     (tmp_path / "file.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     (tmp_path / "bad.jsonl").write_text("{\n")

@@ -79,7 +79,7 @@ def parser():
     add("--rewards", required=True, help="names or file.py:function, separated by commas; NAME(key=value) sets a key")
     add("--reward_weights", help="one number per reward, separated by commas (default: 1)")
     add("--timeout", type=float, default=5.0, help="CPU seconds per completion (default: 5)")
-    add("--unsafe", default="", help="what need not be contained on this machine, such as read,memory")
+    add("--unsafe", "--programs.unsafe", default="", help="what need not be contained here, such as read,memory")
     add("--out", help="write the rows with their rewards to this .jsonl file")
     add("--check", action="store_true", help="fail unless every completion, as a reference solution, scores 1.0")
     return p
