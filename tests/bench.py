@@ -547,7 +547,7 @@ def asked(recipe, n_rows, other=None):
         ids = texts.completion_ids(x, tok, run)
         if not fns:
             return float("nan"), 0
-        scored = score_all(fns, {}, run, tok, text.rows, ids, 1)
+        scored = score_all(fns, {}, run, tok, text.rows, ids, 1, np.full(len(ids), np.nan))
         each = total_rewards(scored.rewards, run).reshape(-1)
         each = each if run.pass_at is None else each >= run.pass_at
         return float(np.nanmean(each)), sum(min(len(row) + 1, run.max_new_tokens) for row in ids)
