@@ -56,7 +56,6 @@ def test_every_command_that_a_page_names_is_one(monkeypatch):
         assert bench.read_options().command == words[0]
 
 
-@pytest.mark.slow
 def test_neither_a_benchmark_nor_a_run_imports_what_starts_jax():
     """runs.keep_memory has to come first: otherwise a step takes half as long again."""
     last = "jax.config.update('jax_num_cpu_devices', 2)"  # an error once JAX has its devices
@@ -64,6 +63,7 @@ def test_neither_a_benchmark_nor_a_run_imports_what_starts_jax():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_train_compares_a_model_with_the_same_model():
     out, rows = started("train", "--toy")
     who = ["jax"] + ["torch eager"] * bool(importlib.util.find_spec("torch"))
