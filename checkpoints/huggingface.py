@@ -77,7 +77,8 @@ def tensor_places(cfg: model.ModelConfig, n_out: int | None, kind: str | None = 
 
 
 def are_leaves(places):
-    """True if each tensor in a file is a leaf of our params. Some are a part of one, as of an expert, or several."""
+    """True if each tensor in a file is one whole leaf of our params. The matrix of an expert is a part of a leaf, and a
+    tensor with the rows of q, k and v holds three: then parts.py reads and writes them."""
     if any(place.at for place in places):
         return False
     return len({place.name for place in places}) == len(places)

@@ -64,7 +64,7 @@ class Stack:
 
 
 def join(places: Iterable[Place], shapes: Any, checked: Callable) -> dict[tuple, Any]:
-    """Find the tensors of all leaves -> {path: what is indexed as the tensor in a file}.
+    """Find the tensors of all leaves -> {path of a leaf: an object with the indices of an open tensor}.
 
     shapes: the tree, with a shape for each leaf; checked(name, shape) returns the open tensor of a file"""
     found: dict[tuple, Any] = {}

@@ -228,7 +228,7 @@ def chat(
 ) -> Callable[..., str] | None:
     """Return template(prompt, earlier turns), which writes the text with special tokens; None if nothing is added.
 
-    name: of CHAT
+    name: one of CHAT
     system: the system prompt; None: the usual one of the template, if it has one
     instruction: text before every prompt in its turn, or around it if it contains {prompt}
     """

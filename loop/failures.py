@@ -1,5 +1,5 @@
 """
-Say why a run fails: several processes, no device, a loss that is not finite, a full disk, a reward that raises
+Say why a run fails, or may be failing: no device, a loss that is not finite, a full disk, a reward that raises
 or cannot read its rows.
 """
 

@@ -69,9 +69,8 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
         if key in plain:
             counts = key in was and not (of_model and now[key] == plain[key])
         else:
-            counts = key in now or index.find_key(key) is not None
-            if of_model:
-                counts = now.get(key) is not None  # None: what the folder of the model says
+            known = key in now or index.find_key(key) is not None
+            counts = now.get(key) is not None if of_model else known  # None: what the folder of the model says
         here, there = setting(now, key), setting(was, key)
         if counts and key not in free and here != there:
             changes.append(f"{key}={here!r} (it was {there!r})")

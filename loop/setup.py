@@ -53,9 +53,9 @@ def check(cfg):
     first = config.base_runs(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape and tokenizer are known
         check_shape(cfg, first.model)
-        if cfg.objective == "grpo" and not checkpoint.steps(first.out_dir):  # reading all rows takes a second
+        if cfg.objective == "grpo" and not checkpoint.steps(first.out_dir):  # or it would be trained for nothing
             tok = data.tokenizer(first.dataset)
-            with contextlib.redirect_stdout(io.StringIO()):  # what it says comes when they are read to learn from
+            with contextlib.redirect_stdout(io.StringIO()):  # the run reads them again, and says it then
                 texts.prompt_sampler(cfg, tok, texts.encode_split(cfg, tok, "train", cfg.fill_in))
 
 

@@ -264,8 +264,8 @@ LOGITS_BYTES = 2**27
 def positions_at_once(V):
     """Say how many positions may have logits at a time: up to four such arrays exist.
 
-    A GPU takes four times as many: 265 with V = 126,464, whose products take as long as reading the head. 48 texts of
-    LLaDA's shape then read 40 GB a pass where it was 59 (compiled for an H100)."""
+    A GPU takes four times as many: 265 with V = 126,464, whose products take about as long as reading the head. So 48
+    texts of LLaDA's shape, in blocks of 32, read 40 GB a pass and not 59: calculated, not measured on a card."""
     most = LOGITS_BYTES if sharding.on_cpu() else 4 * LOGITS_BYTES
     return max(most // (16 * V), 1)
 

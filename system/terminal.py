@@ -74,8 +74,8 @@ def guarded(stream: Any) -> Iterator[None]:
     """If a stream cannot be written (`| head`, `> /dev/full`), silence it and raise SIGHUP, as when a terminal is
     closed.
 
-    Unless the reason is only that nobody reads it, the other stream says why. Characters that the terminal lacks are
-    escaped."""
+    Unless the reason is only that nobody reads it, the other stream says why. Under nohup, which ignores SIGHUP, the
+    program goes on in silence. Characters that the terminal lacks are escaped."""
     plain_write = stream.write
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
