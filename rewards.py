@@ -8,10 +8,10 @@ A reward is a plain function. A new one is a line in the dict REWARDS, or a func
 It takes what it needs by parameter name, as lists with one entry per completion. So fn(completions, **kwargs), as TRL
 has rewards, is one as well, and so is fn(completion, **columns), which is called for each text with the columns of its
 row. A parameter without a default is a column that has to be there. `reference` and `solution` are the completion in
-the data set; a trainer adds token_ids, which TRL calls completion_ids, max_length, groups and tokens_per_pass. To all
-rewards but the first, `first_reward` says what the first one returned. Prompts and completions are texts: where TRL
-passes chats, write completion in place of completion[0]["content"]. What else a reward measures is logged
-if it returns Scores.
+the data set; a trainer adds token_ids, which TRL calls completion_ids, max_length, groups and tokens_per_pass, unless
+the data set has columns of these names. To all rewards but the first, `first_reward` says what the first one returned.
+Prompts and completions are texts: where TRL passes chats, write completion in place of completion[0]["content"]. What
+else a reward measures is logged if it returns Scores.
 
 At the end are the numbers of a run: `score` judges its completions, and others make tables and rates of that.
 
@@ -104,7 +104,7 @@ def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Rewa
     for spec in terminal.parts(names) if isinstance(names, str) else map(str.strip, names):
         name, settings = split_settings(spec)
         found = {name: REWARDS[name]} if name in REWARDS else {}  # which loads its file
-        known: dict[str, Any] = ELSEWHERE | REWARDS | found | FROM_MODELS | from_models
+        known: dict[str, Any] = ELSEWHERE | FROM_MODELS | from_models | REWARDS | found
         fn = known.get(name)
         if settings or not callable(fn):
             from judges import own  # a recipe of ours names rewards of ours
@@ -290,12 +290,13 @@ def score(
     """
     weights = weights_of(cfg, fns) + (0.0,) * len(eval_only)
     repeated = [row for row in rows for _ in range(n_each)]
-    columns = as_columns(repeated) | {
+    of_a_run = {
         "groups": np.repeat(np.arange(len(rows)), n_each).tolist(),
         "token_ids": ids,
         "max_length": [cfg.max_new_tokens] * len(repeated),
         "tokens_per_pass": fast.tolist(),
     }
+    columns = of_a_run | as_columns(repeated)
     prompts, completions = [row["prompt"] for row in repeated], [tok.decode(row) for row in ids]
     _, parts = combine(fns | eval_only, weights, prompts, completions, columns, changed(cfg))
     table = [np.where(weight, parts[name], np.nan) for name, weight in zip(fns, weights, strict=False)]

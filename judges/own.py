@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -43,10 +44,8 @@ def load_function(path, name):
     where = f"reward {path}:{name}:"
     if not (os.path.isfile(path) and path.endswith(".py")):
         raise ValueError(f"{where} there is no Python file {path!r}")
-    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        module = load_file(os.path.abspath(path), os.stat(path).st_mtime_ns)
     except (Exception, SystemExit) as e:
         raise ValueError(f"{where} {path} cannot be imported: {type(e).__name__}: {e}") from e
     if not callable(getattr(module, name, None)):
@@ -54,6 +53,16 @@ def load_function(path, name):
         functions = [other for other, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(f"{where} {name!r} {wrong}; the functions in {path} are {', '.join(functions) or 'none'}")
     return as_reward(where, name, getattr(module, name))
+
+
+@functools.cache
+def load_file(path, changed):
+    """Import a file once, and again when the time at which it was changed is another, so that its functions share what
+    is in it. Its name among the modules, where dataclasses look for it, is its path: a name would hide ours."""
+    spec = importlib.util.spec_from_file_location(path, path)
+    sys.modules[path] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def as_reward(where: str, name: str, fn: Any) -> Callable:
@@ -75,8 +84,8 @@ def as_reward(where: str, name: str, fn: Any) -> Callable:
 
 
 # Parameters of a reward that a trainer fills, so that they are no settings.
-GIVEN = {"text", "prompt", "prompts", "completions", "token_ids", "groups", "max_length", "tokens_per_pass",
-         "first_reward"}  # fmt: skip
+GIVEN = {"text", "prompt", "prompts", "completion", "completions", "token_ids", "groups", "max_length",
+         "tokens_per_pass", "first_reward"}  # fmt: skip
 
 
 def with_settings(name: str, fn: Any, text: str) -> Any:

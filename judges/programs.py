@@ -527,7 +527,7 @@ def quality_of(code: str, whole: str) -> dict[str, bool]:
     }
 
 
-rewards.REWARDS |= {
+rewards.REWARDS.add({
     "syntax": syntax,
     "tests": tests,
     "tests_all": tests_all,
@@ -536,4 +536,4 @@ rewards.REWARDS |= {
     "quality": quality,
     "format": quality,
     "fenced": fenced,
-}
+})

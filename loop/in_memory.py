@@ -4,7 +4,6 @@ Give the rows and the reward functions of a Python program names, so that a Conf
 
 import contextlib
 import dataclasses
-import importlib
 import itertools
 import json
 import os
@@ -27,9 +26,7 @@ def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
     all of them unless cfg.rewards names some. The names last as long as the context.
     """
     known = {name: own.as_reward(f"reward {name!r}:", name, fn) for name, fn in by_name(fns).items()}
-    for module in {rewards.ELSEWHERE[name] for name in known.keys() & rewards.ELSEWHERE.keys()}:
-        importlib.import_module(module)  # imported later, its functions would replace the user's
-    before = {name: rewards.REWARDS[name] for name in known.keys() & rewards.REWARDS.keys()}
+    before = {name: rewards.REWARDS[name] for name in known if name in rewards.REWARDS}  # which loads their files
     if rows is not None:
         splits = as_splits(rows)
         number = zlib.crc32(json.dumps(splits, default=repr).encode())  # so that no run is resumed on other rows

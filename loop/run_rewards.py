@@ -28,7 +28,7 @@ def find_rewards(cfg, rows, **from_models):
     if any(rewards.split_settings(names[0])[0] == "passes" for names in (cfg.rewards, cfg.eval_rewards) if names):
         raise ValueError("the reward 'passes' comes first, but the first of rewards and of eval_rewards decides which "
                          "checkpoint is best, and what is right: name the task's reward before it")  # fmt: skip
-    columns = rewards.as_columns(rows) | OF_A_RUN
+    columns = OF_A_RUN | rewards.as_columns(rows)
     for name, fn in (trained | eval_only).items():
         rewards.arguments(name, fn, columns)
     return trained, eval_only
@@ -72,7 +72,7 @@ def try_rewards(cfg, fns, rows):
     for name, fn in fns.items() if row else ():
         if name in rewards.FROM_MODELS or runs_programs(name):
             continue
-        columns = rewards.as_columns([row]) | OF_A_RUN | {"max_length": [cfg.max_new_tokens], "first_reward": [0.0]}
+        columns = OF_A_RUN | {"max_length": [cfg.max_new_tokens], "first_reward": [0.0]} | rewards.as_columns([row])
         what = f"prompt {row['prompt'][:60]!r}, completion {row['completion'][:60]!r}"
         try:
             (earned,) = rewards.call_reward(name, fn, [row["prompt"]], [row["completion"]], columns)

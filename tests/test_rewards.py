@@ -3,6 +3,7 @@ import contextlib
 import io
 import json
 import math
+import os
 import sys
 import time
 import types
@@ -51,13 +52,39 @@ def test_rewards_of_code_are_loaded_when_one_of_them_is_asked_for_and_jax_never(
 
 
 def test_a_reward_that_loads_later_is_in_the_dict_and_leaves_one_of_that_name_alone():
-    for name, before in (("length", "json"), ("diversity", "passes")):
+    for name, before in (("length", "json"), ("diversity", "passes"), ("tests", "syntax")):
         code = (f"import rewards; assert {name!r} in rewards.REWARDS and 'nosuch' not in rewards.REWARDS\n"
                 f"rewards.REWARDS[{name!r}] = mine = lambda prompts, completions: [7.0] * len(completions)\n"
                 f"rewards.resolve({before!r}); assert rewards.resolve({name!r})[{name!r}] is mine")  # fmt: skip
         assert python("-c", code).stderr == ""
     with pytest.raises(KeyError):
         REWARDS["nothing"]
+
+
+def test_a_reward_of_the_user_is_preferred_to_one_of_that_name_from_a_model(monkeypatch):
+    monkeypatch.setitem(REWARDS, "coherence", mine := of_rows(7.0))
+    assert resolve("coherence", coherence=of_rows(-12.0)) == {"coherence": mine}
+
+
+def test_functions_of_a_file_share_what_is_in_it_and_a_change_of_the_file_is_seen(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("from __future__ import annotations\nimport dataclasses\nseen = []\n@dataclasses.dataclass\n"
+                    "class Row:\n    text: str\ndef a(text): return len(seen)\n"
+                    "def b(text): seen.append(Row(text)); return 0")  # fmt: skip
+    fns = resolve(f"{path}:a,{path}:b")
+    assert one(fns["b"], "x", "y") == [0, 0] and one(fns["a"], "x") == [2]
+    path.write_text("def a(text): return 100")
+    os.utime(path, (1, 1))
+    assert one(resolve(f"{path}:a")["a"], "x") == [100] and sys.modules.get("mine") is None
+
+
+def test_a_column_of_the_data_set_is_not_replaced_by_what_a_run_adds():
+    cfg = types.SimpleNamespace(reward_weights=(), use=(), max_new_tokens=64)
+    rows, seen = [{"prompt": "p", "max_length": 3}], []
+    fns = {"r": lambda completions, max_length, groups: seen.extend([max_length, groups]) or [0] * len(completions)}
+    tok = types.SimpleNamespace(decode=str)
+    rewards.score(fns, {}, cfg, tok, rows, [[1], [2]], 2, np.ones(2))
+    assert seen == [[3, 3], [0, 0]]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("judge", "coherence")])
