@@ -10,7 +10,6 @@ in variants/ add that to NOISES.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -211,13 +210,20 @@ def likelihood(params, batch, key, cfg, n=8, start=0) -> jax.Array:
         masked = jnp.zeros_like(share)
     else:
         masked, share = likelihood_masks(key.reshape(-1), maskable, n)
-    chunk = len(x) if in_rows(cfg) else None  # as many copies at a time as there are texts
 
     def logp_alone(logits, x, place):
         return (gather_logp(logits, x),)
 
-    scored = share > 0
-    (logp,) = view_logp(params, x, masked, cfg, valid, start, chunk, scored, logp_alone)
+    def of_views(part):
+        masked, scored = part
+        return view_logp(params, x, masked, cfg, valid, start, scored, logp_alone)[0]
+
+    parts = masked, share > 0
+    if in_rows(cfg):  # one view after the other
+        by_view = jax.tree.map(lambda a: a.swapaxes(0, 1)[:, :, None], parts)
+        logp = jax.lax.map(of_views, by_view)[:, :, 0].swapaxes(0, 1)
+    else:
+        logp = of_views(parts)
     return sharding.replicate((share * logp).sum((1, 2)))
 
 
@@ -344,60 +350,20 @@ def logp_and_entropy(logits, x, place):
     return gather_logp(logits, x), entropy(logits)
 
 
-def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=None, say=logp_and_entropy):
+def view_logp(params, x, masked, cfg, valid=None, start=0, scored=None, say=logp_and_entropy):
     """Compute log p of every token in every noisy copy, and the entropy there: x (B, T), masked (B, K, T) -> two
     (B, K, T), 0 before column `start`.
 
-    chunk: how many of the B * K copies are in memory at a time (None: all); it must divide B * K. For the gradient each
-    chunk is computed again. scored (B, K, T): where you use the result; elsewhere it may be 0 (None: you use all).
+    scored (B, K, T): where you use the result; elsewhere it may be 0 (None: you use all).
     say(logits (N, V), x (N,), Place) -> a tuple of (N,): what to compute from logits, if not log p and entropy."""
-    B, K, T = masked.shape
-    n_copies = B * K
-    chunk = chunk or n_copies
-    if n_copies % chunk:
-        raise ValueError(f"chunk={chunk} does not divide {K} views of {B} rows")
-    # Copies of a model that has blocks stand in one row behind their text (variants/blocks.py), so they are computed in
-    # packs, of per_text copies of one text. Else a pack is a copy. A part is as many packs as make `chunk` copies.
-    per_text = 1 if in_rows(cfg) else math.gcd(chunk, K)
     scored = jnp.ones_like(masked) if scored is None else scored
-    parts = (
-        jnp.arange(B).repeat(K // per_text),
-        masked.reshape(-1, per_text, T),
-        scored.reshape(-1, per_text, T),
-    )
-    of_part = functools.partial(part_logp, params, x, cfg, valid, start, say, cfg.remat and chunk < n_copies)
-    if chunk == n_copies:
-        out = of_part(parts)
-    else:
-        # With remat each layer recomputes itself already, from its inputs, which are kept for all copies. To recompute
-        # a whole chunk as well would cost one more forward pass.
-        of_part = of_part if cfg.remat else jax.checkpoint(of_part)
-        out = jax.lax.map(of_part, sharding.cut(parts, n_copies // chunk))
-
-    def by_view(a):  # (packs, per_text, T - start) -> (B, K, T)
-        a = a.reshape(B, K, T - start)
-        return jnp.pad(a, ((0, 0), (0, 0), (start, 0)))
-
-    return tuple(by_view(a) for a in out)
-
-
-def part_logp(params, x, cfg, valid, start, say, recompute, part):
-    """Compute say(...) for some noisy copies -> a tuple of (packs, per_text, T - start).
-
-    part: the text of each pack (packs,), and masked and scored, (packs, per_text, T) each. recompute: keep no logits
-    for the gradient."""
-    row, masked, scored = part
-    text = x[row]
-    clean = jnp.broadcast_to(text[:, None], masked.shape)
-    z = clean if cfg.mask_id is None else jnp.where(masked, cfg.mask_id, clean)
-    not_padding = None if valid is None else valid[row]
-    h = hidden(params, text, z, cfg, not_padding, start)
+    text = jnp.broadcast_to(x[:, None], masked.shape)
+    z = text if cfg.mask_id is None else jnp.where(masked, cfg.mask_id, text)
+    h = hidden(params, x, z, cfg, valid, start)
 
     def at_place(logits, token, i, k, column):
-        return say(logits, token, Place(row[i], column + start, z[i, k]))
+        return say(logits, token, Place(i, column + start, z[i, k]))
 
-    def read(params, h):
-        arrays = clean[..., start:], *jnp.indices(h.shape[:-1])
-        return read_logits(params, h, cfg, at_place, scored[..., start:], arrays)
-
-    return (jax.checkpoint(read) if recompute else read)(params, h)
+    arrays = text[..., start:], *jnp.indices(h.shape[:-1])
+    out = read_logits(params, h, cfg, at_place, scored[..., start:], arrays)
+    return tuple(jnp.pad(a, ((0, 0), (0, 0), (start, 0))) for a in out)

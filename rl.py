@@ -237,11 +237,8 @@ def policy_logp(params, r: Rollout, views, cfg):
     """Estimate log p of every token of the completions under params, and the entropy where it was predicted -> two
     (B, L), 0 where no view scores it."""
     masked, weight, _ = views
-    chunk = cfg.logp_chunk and min(cfg.logp_chunk, len(r.tokens) * masked.shape[1])
     start, scored = cfg.max_prompt_len, weight != 0
-    logp, entropy = diffusion.view_logp(
-        params, r.tokens, masked, cfg.model, r.valid, start, chunk, scored, as_drawn(r, cfg)
-    )
+    logp, entropy = diffusion.view_logp(params, r.tokens, masked, cfg.model, r.valid, start, scored, as_drawn(r, cfg))
     entropy = (weight * entropy).sum(1) / jnp.maximum(weight.sum(1), 1e-6)
     return (weight * logp).sum(1)[:, start:], entropy[:, start:]
 

@@ -6,8 +6,6 @@ to say what is wrong with the tensors of one.
 theirs: the content of config.json.
 """
 
-import itertools
-import math
 import os
 import re
 from pathlib import Path
@@ -126,28 +124,6 @@ def without_copies(folder, files, places, names):
         raise ValueError(f"{folder}: config.json says tie_word_embeddings, but {head} is not {embed}: if the model has "
                          'a head of its own, write "tie_word_embeddings": false into config.json')  # fmt: skip
     return {name: file for name, file in files.items() if name != head}
-
-
-def split_into_files(
-    tensors: list[disk.Stored], sizes: list[int], limit: int
-) -> dict[str, Any]:
-    """Split tensors into files of about `limit` bytes, the first model-00001-of-00002.safetensors -> {name: content} as
-    `disk.write_files` takes them. sizes: of the tensors, in bytes"""
-    total = sum(sizes)
-    n_files = math.ceil(total / limit)
-    starts = itertools.accumulate(sizes[:-1], initial=0)
-    numbers = [start * n_files // total for start in starts]
-    used = sorted(set(numbers))  # a number is left out where a tensor is larger than a file
-    names = [f"model-{used.index(number) + 1:05d}-of-{len(used):05d}.safetensors" for number in numbers]
-    found: dict[str, Any] = {}
-    for tensor, name in zip(tensors, names, strict=True):
-        found.setdefault(name, []).append(tensor)
-    weight_map = {tensor.name: name for tensor, name in zip(tensors, names, strict=True)}
-    index = {
-        "metadata": {"total_size": total},
-        "weight_map": weight_map,
-    }
-    return found | {"model.safetensors.index.json": index}
 
 
 def open_all(index: str) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from system.tokens.bpe import Tokenizer
 UNUSUAL = {"rope_scaling", "rope_parameters", "layer_types"}
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtypes of tensors in a file that can be read
 ADAPTER_CONFIG = "adapter_config.json"  # a folder that has it holds adapters (adapters.py)
-SHARD = 5_000_000_000  # bytes of a file of tensors; a larger model is several files
 JUDGE_HEAD = "score.weight"  # (1, D), as in transformers' ...ForSequenceClassification
 
 
@@ -123,12 +122,7 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
         from checkpoints import parts
 
         tensors = parts.to_store(params, places)
-    sizes = [tensor.like.size * tensor.like.dtype.itemsize for tensor in tensors]
-    if sum(sizes) <= SHARD:
-        return {"config.json": theirs, "model.safetensors": tensors}
-    from checkpoints import foreign  # which has models of that size
-
-    return {"config.json": theirs} | foreign.split_into_files(tensors, sizes, SHARD)
+    return {"config.json": theirs, "model.safetensors": tensors}
 
 
 def as_stored(dtype, x):

@@ -152,7 +152,6 @@ class Config:
                         choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
     logp_views: int = key(4, "masked copies per completion (coupled_elbo: pairs), if the estimator leaves it open",
                           within(1, 1000, "from 1 to 1000"))
-    logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
 
     adv_baseline: str = key("mean", "mean: of the group; loo: of the other completions; none: the reward itself",
                             choices=("mean", "loo", "none"), section="grpo: advantages and loss, see grpo.py")
@@ -327,14 +326,10 @@ def between_keys(c):
 
 def between_keys_of_grpo(c):
     """Return a pair (True if wrong, message) for each thing that has to hold between the keys of grpo."""
-    updated, size, views, chunk = n_update(c), minibatch(c), n_views(c), c.logp_chunk
-    micro = size // c.gradient_accumulation_steps
+    updated, size = n_update(c), minibatch(c)
     return (
         (updated % size, f"minibatch_size={size} must divide the {updated} completions that learn: "
          f"--minibatch_size={math.gcd(size, updated)} does"),
-        (chunk and (micro * views % chunk or updated * views % chunk),
-         f"logp_chunk={chunk} must divide the {micro * views} masked copies of a micro-batch: {micro} completions x "
-         f"{views} views"),
         (c.mask_ratio_min > c.mask_ratio_max or c.logp_est == "coupled" and c.mask_ratio_max == 1,
          f"mask_ratio_min={c.mask_ratio_min} must be at most mask_ratio_max={c.mask_ratio_max}, and that below 1 for "
          "logp_est='coupled', which divides by 1 - t"),

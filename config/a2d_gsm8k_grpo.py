@@ -26,7 +26,6 @@ config = replace(
     out_dir="out/a2d_gsm8k_grpo",
     init_from="models/Qwen3-0.6B-diffusion-mdlm-v0.1",
     rollout_chunk=24,
-    logp_chunk=2,
     gradient_accumulation_steps=48,
     learning_rate=3e-5,
     use=(

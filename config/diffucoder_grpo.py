@@ -51,7 +51,6 @@ config = Config(
     adv_negative=1.0,
     mask_ratio_min=0.2,
     mask_ratio_max=0.8,
-    logp_chunk=15,
     # Two passes, each with new masks. (The paper's code counts micro-steps, so both passes of a completion share
     # masks.)
     updates_per_rollout=2,
@@ -102,7 +101,6 @@ tiny = {  # what --model=tiny changes
     "batch_size": 2,
     "group_size": 4,
     "rollout_chunk": None,
-    "logp_chunk": None,
     "gradient_accumulation_steps": 1,
     "max_iters": 2,
     "log_interval": 1,
@@ -125,7 +123,6 @@ small = {  # what --model=small changes: the task, the sizes, and the learning r
     "diffusion_steps": 8,
     "batch_size": 32,
     "rollout_chunk": None,
-    "logp_chunk": None,
     "memory.ref_offload": False,
     "lora": False,  # a small model is smaller than the adapters of a large one
     "learning_rate": 1e-4,

@@ -45,7 +45,6 @@ config = Config(
     adv_negative=1.0,
     logp_views=2,
     updates_per_rollout=8,
-    logp_chunk=12,
     # advantages and loss: the log ratio is a mean over tokens, so ratios stay close to 1
     adv_baseline="mean",
     adv_norm="none",
@@ -63,7 +62,7 @@ config = Config(
     beta1=0.9,
     beta2=0.99,
     grad_clip=0.2,
-    gradient_accumulation_steps=16,
+    gradient_accumulation_steps=32,
     max_iters=625,  # 5,000 updates, as many as d1
     seed=42,
     eval_interval=50,

@@ -47,7 +47,6 @@ config = Config(
     ratio_level="token",
     adv_negative=1.0,
     updates_per_rollout=12,
-    logp_chunk=6,
     # advantages and loss
     adv_baseline="mean",
     adv_norm="none",

@@ -44,7 +44,6 @@ config = Config(
     logp_est="exact",
     ratio_level="token",
     adv_negative=1.0,
-    logp_chunk=4,
     adv_baseline="mean",
     adv_norm="group",
     loss_type="grpo",

@@ -23,8 +23,7 @@ def active_rows(cfg):
     """Count the rows whose activations a backward pass keeps at a time, on all devices together."""
     if cfg.objective != "grpo":
         return cfg.batch_size * (2 if cfg.objective == "judge" else 1) // cfg.gradient_accumulation_steps
-    micro = config.minibatch(cfg) // cfg.gradient_accumulation_steps * config.n_views(cfg)
-    return min(cfg.logp_chunk or micro, micro)
+    return config.minibatch(cfg) // cfg.gradient_accumulation_steps * config.n_views(cfg)
 
 
 def mlp_width(m):
@@ -108,8 +107,7 @@ def what_helps(cfg: Config, stage: str) -> str:
     """Name the keys that lower the memory of a stage, as a sentence."""
     m, parts = cfg.model, cfg.gradient_accumulation_steps
     keys = {
-        f"more gradient_accumulation_steps (now {parts})": stage == "update" and not cfg.logp_chunk,
-        f"a smaller logp_chunk (now {cfg.logp_chunk})": cfg.objective == "grpo" and stage != "rollout",
+        f"more gradient_accumulation_steps (now {parts})": stage != "rollout",
         f"a smaller rollout_chunk (now {cfg.rollout_chunk})": stage == "rollout",
         "remat=True": stage == "update" and not m.remat,
         "dtype=bfloat16": m.dtype == "float32",

@@ -20,7 +20,7 @@ from system.index import file_of
 # only for how long. Changing another key would make it another run.
 FREE = ("out_dir resume eval_only init_from checkpoint.open_as base log_interval eval_interval save_interval "
         "checkpoint.keep wandb wandb.project wandb.run_name wandb.entity "
-        "programs.timeout programs.workers programs.unsafe rollout_chunk logp_chunk memory.ref_offload mesh "
+        "programs.timeout programs.workers programs.unsafe rollout_chunk memory.ref_offload mesh "
         "model.dtype model.remat").split()  # fmt: skip
 LENGTH = ["max_iters", "num_epochs", "stop_at"]
 EVERY_RUN = sections.ELSEWHERE.keys() - {"adapt"}  # files with keys that every run has

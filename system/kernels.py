@@ -1,5 +1,4 @@
 """Functions that are written for speed. Each is equal to a line or two of plain JAX."""
-import functools
 import math
 
 import jax
@@ -122,7 +121,6 @@ def by_stretches(V):
 
 # Keep XLA from fusing what makes its argument with what reads it. (It would make one sum of a sum of sums.)
 alone = jax.lax.optimization_barrier
-KEPT = "log_total"  # the name of the only values that `wanted_in_chunks` keeps for the gradient
 
 
 def in_stretches(x):
@@ -189,12 +187,7 @@ def without(logits, i):
 
 def token_logp(logits, x):
     """Return log p of the tokens x (...) under logits (..., V)."""
-    log_total = log_sum(logits)
-    if by_stretches(logits.shape[-1]):
-        from system import stretches
-
-        return stretches.token_logp(logits, x, log_total, KEPT)
-    return jnp.take_along_axis(logits, x[..., None], -1)[..., 0] - log_total
+    return jnp.take_along_axis(logits, x[..., None], -1)[..., 0] - log_sum(logits)
 
 
 def likeliest(logits):
@@ -292,7 +285,7 @@ def wanted_in_chunks(fn, n, wanted, *trees):
     def skip(*part):
         return jax.tree.map(jnp.zeros_like, shapes)
 
-    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(KEPT))
+    @jax.checkpoint
     def chunk(inputs):
         i, part = inputs
         return jax.lax.cond(i * n < wanted.sum(), fn, skip, *part)

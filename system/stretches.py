@@ -6,9 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
-HUGE = 2**16  # from this size on the gradient of log p computes probabilities again instead of keeping them
 FILLING = -1e30  # finite, so that it times a probability of 0 is 0
 alone = jax.lax.optimization_barrier  # keeps XLA from fusing what makes its argument with what reads it
 
@@ -25,42 +23,6 @@ def cut(x, fill=FILLING):
         sides = [(0, 0)] * (x.ndim - 1) + [missing]
         x = jnp.pad(x, sides, constant_values=fill)
     return x.reshape(*x.shape[:-1], -1, length)
-
-
-def token_logp(logits, x, log_total, name):
-    """Return log p of the tokens x (...) under logits (..., V), whose log_sum is log_total (...). name: of what a
-    gradient may keep."""
-    if logits.shape[-1] >= HUGE:
-        return huge_logp(logits, x, jax.lax.stop_gradient(checkpoint_name(log_total, name)))
-    return logit_of(logits, x) - log_total
-
-
-def logit_of(logits, x):
-    """Pick the logits (...) of the tokens x (...) from logits (..., V)."""
-    return jnp.take_along_axis(logits, x[..., None], -1)[..., 0]
-
-
-@jax.custom_vjp
-def huge_logp(logits, x, log_total):
-    """Compute `token_logp` of a huge vocabulary; its gradient is one pass over the logits, without a scatter."""
-    return logit_of(logits, x) - log_total
-
-
-def logp_and_residuals(*inputs):
-    """Return log p of x (...), and the residuals that `logp_gradient` takes."""
-    return huge_logp(*inputs), inputs
-
-
-def logp_gradient(residuals, g):
-    """Return g (...) times the gradient of log p by the logits: 1 at the token, less all probabilities."""
-    logits, x, log_total = residuals
-    own = jnp.arange(logits.shape[-1]) == x[..., None]
-    g = g[..., None]
-    p = jnp.exp(logits - log_total[..., None])
-    return g * (own - p), None, None
-
-
-huge_logp.defvjp(logp_and_residuals, logp_gradient)
 
 
 def likeliest(logits):

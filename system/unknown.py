@@ -188,6 +188,6 @@ def explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename} cannot be read or written: {error.strerror[0].lower()}{error.strerror[1:]}"
     if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
-        return ("the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or more "
+        return ("the device has no memory left: a smaller batch_size or rollout_chunk, or more "
                 f"gradient_accumulation_steps ({str(error).splitlines()[0][:200]})")  # fmt: skip
     return str(error)

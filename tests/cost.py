@@ -8,7 +8,6 @@ and reference log-probs) or update.
 
 import functools
 import math
-from typing import NamedTuple
 
 import config
 from config import Config
@@ -16,24 +15,14 @@ from loop import memory
 from system import sections
 
 
-class Rows(NamedTuple):  # on all devices together
-    scored: float  # rows in the forward passes of all updates of an iteration
-    recomputed: bool  # True if the backward pass computes the blocks again
-
-
-def count_rows(cfg: Config) -> Rows:
-    """Count the rows of an iteration's updates, on all devices together."""
+def count_rows(cfg: Config) -> float:
+    """Count the rows in the forward passes of all updates of an iteration, on all devices together."""
     copies = copies_per_text(cfg)
     width = rows_per_copy(cfg)
     if cfg.objective in ("pretrain", "judge"):
-        rows = width * cfg.batch_size * (2 if cfg.objective == "judge" else 1)
-        return Rows(rows, cfg.model.remat)
-    per_update = config.minibatch(cfg)
+        return width * cfg.batch_size * (2 if cfg.objective == "judge" else 1)
     per_iter = cfg.updates_per_rollout * config.n_update(cfg)
-    micro = per_update // cfg.gradient_accumulation_steps * copies
-    chunk = min(cfg.logp_chunk or micro, micro)
-    scored = per_iter * copies
-    return Rows(width * scored, cfg.model.remat or chunk < micro)
+    return width * per_iter * copies
 
 
 def copies_per_text(cfg):
@@ -76,8 +65,8 @@ def pass_flops(cfg, rows, scored, width, keys, last=None):
 
 def estimate_flops(cfg: Config) -> dict[str, float]:
     """Estimate the FLOPs of an iteration by stage, on all devices."""
-    rows, forward = count_rows(cfg), scoring_flops(cfg)
-    update = (4 if rows.recomputed else 3) * forward  # a backward pass takes two forward passes
+    forward = scoring_flops(cfg)
+    update = (4 if cfg.model.remat else 3) * forward  # a backward pass takes two forward passes
     if cfg.objective != "grpo":
         return {"rollout": 0, "scoring": 0, "update": update}
     first = 1 / config.updates_per_iter(cfg)  # the first minibatch needs no old log-probs
@@ -88,7 +77,7 @@ def estimate_flops(cfg: Config) -> dict[str, float]:
 
 def scoring_flops(cfg):
     """Estimate the FLOPs of the forward pass of all updates of an iteration."""
-    T, new, rows = cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens, count_rows(cfg).scored
+    T, new, rows = cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens, count_rows(cfg)
     columns = copy_columns(cfg)
     if not columns:
         return pass_flops(cfg, rows, new, T, T, T if cfg.objective == "judge" else new)

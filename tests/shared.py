@@ -62,13 +62,13 @@ def refused(said, call, *given, **keys):
 
 def compiled(f):
     """Compile a function whole: op by op, a first call compiles some hundred small programs."""
-    settings = {"cfg", "start", "length", "chunk", "say", "n"} & inspect.signature(f).parameters.keys()
+    settings = {"cfg", "start", "length", "say", "n"} & inspect.signature(f).parameters.keys()
     return jax.jit(f, static_argnames=sorted(settings))
 
 
-def estimated_logp(params, x, views, cfg, valid=None, start=0, chunk=None):
+def estimated_logp(params, x, views, cfg, valid=None, start=0):
     """Log p of each token of x (B, T), summed over the views by their weights; 0 where no view scores it."""
-    logp, _ = diffusion.view_logp(params, x, views.masked, cfg, valid, start, chunk, views.weight != 0)
+    logp, _ = diffusion.view_logp(params, x, views.masked, cfg, valid, start, views.weight != 0)
     return (views.weight * logp).sum(1)
 
 

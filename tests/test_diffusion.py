@@ -14,7 +14,7 @@ import pytest
 import shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared import KEY, estimated_logp, init, likelihood, logits_of, loss, noise_of, refused, slow, views
+from shared import KEY, estimated_logp, init, likelihood, logits_of, loss, noise_of, slow, views
 
 import data
 import diffusion
@@ -33,12 +33,12 @@ BATCH = data.Batch(X, HOLE, None)
 sample_t = jax.jit(diffusion.sample_t)
 
 
-def log_probs(params, x, M, w, cfg, valid=None, start=0, chunk=None):
+def log_probs(params, x, M, w, cfg, valid=None, start=0):
     """Weigh and sum the log-probs of views M, w (B, K, T)."""
-    return estimated_logp(params, x, diffusion.Views(M, w, w.sum(1)), cfg, valid, start, chunk)
+    return estimated_logp(params, x, diffusion.Views(M, w, w.sum(1)), cfg, valid, start)
 
 
-token_logp = jax.jit(log_probs, static_argnames=("cfg", "start", "chunk"))
+token_logp = jax.jit(log_probs, static_argnames=("cfg", "start"))
 
 
 def close(a, b, tol=1e-5):
@@ -332,19 +332,14 @@ def looked_up(method, rows=4):
 
 
 @pytest.mark.parametrize("method", ["trace", *map(slow, sorted({*diffusion.ESTIMATORS} - {"trace", *NO_MASKS}))])
-def test_token_logp_is_the_table_looked_up_and_chunks_change_nothing(method):
+def test_token_logp_is_the_table_looked_up_and_a_start_changes_no_gradient(method):
     (x, M, w, expected), gradients = looked_up(method), []
-    for how in {}, {"start": 1, "chunk": 2}:
+    for how in {}, {"start": 1}:
         score = lambda p, how=how: log_probs(p, x, M, w, SMALL, **how)
         value, back = jax.jit(lambda p, score=score: jax.vjp(score, p))(WILD)  # one program for both
         close(value, expected)
         gradients.append(back(jnp.ones_like(value)))
     jax.tree.map(lambda a, b: close(a, b, 1e-3), *gradients)
-
-
-def test_a_chunk_that_does_not_divide_is_refused():
-    M, w, _ = views(KEY, "coupled", HOLE)
-    refused("chunk=7", log_probs, PARAMS, X, M, w, CFG, chunk=7)
 
 
 def test_coupled_equals_diffucoders_own_numbers():
@@ -367,7 +362,7 @@ def everything(cfg, T=8, B=3):
     def f(params, data):
         b, M, w = data
         nelbo, metrics = diffusion.loss(params, b, cfg, 2)
-        logp, entropy = diffusion.view_logp(params, b.x, M, cfg, None, 2, B, w != 0)
+        logp, entropy = diffusion.view_logp(params, b.x, M, cfg, None, 2, w != 0)
         return jnp.stack([nelbo, metrics["hole_acc"], (w * logp).sum(), (w * entropy).sum()])
 
     return f, (b, M, w)
@@ -410,22 +405,21 @@ def test_a_large_vocabulary_never_has_the_logits_of_all_positions():
 
 
 @pytest.mark.slow
-def test_remat_in_chunks_computes_every_block_twice_and_not_three_times():
-    """Forward, again, and two for the gradient: 4 passes of a chunk, which XLA counts once. It was 4.8."""
+def test_remat_computes_every_block_twice_and_not_three_times():
+    """Forward, again, and two for the gradient: 4 passes."""
     cfg = model.ModelConfig(n_layer=3, d_model=32, vocab_size=40, mask_id=39, remat=True)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg))
-    x, M = jax.ShapeDtypeStruct((4, 12), int), jax.ShapeDtypeStruct((4, 2, 12), bool)
-    logp = lambda p, x, M, chunk=4: diffusion.view_logp(p, x, M, cfg, chunk=chunk)[0]
-    flops = lambda f, M: jax.jit(f).lower(params, x, M).compile().cost_analysis()["flops"]
-    once = flops(logp, jax.ShapeDtypeStruct((4, 1, 12), bool))
-    assert 3.5 < flops(jax.grad(lambda p, x, M: jnp.exp(logp(p, x, M).sum(1)).sum()), M) / once < 4.2
+    x, M = jax.ShapeDtypeStruct((4, 12), int), jax.ShapeDtypeStruct((4, 1, 12), bool)
+    logp = lambda p, x, M: diffusion.view_logp(p, x, M, cfg)[0]
+    flops = lambda f: jax.jit(f).lower(params, x, M).compile().cost_analysis()["flops"]
+    assert 3.5 < flops(jax.grad(lambda p, x, M: jnp.exp(logp(p, x, M).sum(1)).sum())) / flops(logp) < 4.2
 
 
 @pytest.mark.parametrize("shift", [False, True])
-def test_remat_in_chunks_behind_a_prompt_changes_no_gradient(shift):
+def test_remat_behind_a_prompt_changes_no_gradient(shift):
     def gradient(remat):
         cfg = shared.changed(CFG, shift=shift, remat=remat)
-        f = lambda p: diffusion.view_logp(p, X[:2], jnp.ones((2, 2, X.shape[1]), bool), cfg, start=2, chunk=2)[0].sum()
+        f = lambda p: diffusion.view_logp(p, X[:2], jnp.ones((2, 2, X.shape[1]), bool), cfg, start=2)[0].sum()
         return jax.jit(jax.grad(f))(PARAMS)
 
     jax.tree.map(close, gradient(True), gradient(False))

@@ -35,7 +35,7 @@ def test_the_estimated_flops_of_a_forward_pass_are_those_that_xla_counts(n_layer
 
 @pytest.mark.parametrize("changes, part, more", [
     (dict(kl_beta=0.1), "reference", True), (dict(ema_decay=0.9), "average", True),
-    (dict(logp_chunk=8), "activations", False), (dict(gradient_accumulation_steps=2), "activations", False),
+    (dict(gradient_accumulation_steps=2), "activations", False),
     (dict(remat=True), "activations", False), (dict(dtype="bfloat16"), "activations", False),
     ({"lora.rank": 4}, "moments", False), ({"lora.rank": 4}, "gradients", False),
     ({"lora.rank": 4}, "params", True),
@@ -79,7 +79,7 @@ def test_a_run_that_cannot_fit_is_refused_with_the_parts_and_the_keys_that_help(
     assert re.match(r"this run cannot fit: params .* and there are 1 B; what helps: more gradient", said)
     said = memory.refusal(shared.changed(SMALL, **TUNING, kl_beta=0.04, model=BIG), 80 * 10**9)
     assert "params 32.1 GB + gradients 32.1 GB + moments 64.1 GB + reference 32.1 GB + activations" in said
-    assert "(now 1), a smaller logp_chunk (now None), remat=True, dtype=bfloat16, memory.ref_offload=True; else" in said
+    assert "(now 1), remat=True, dtype=bfloat16, memory.ref_offload=True; else" in said
 
 
 def test_devices_are_named_with_their_number():
@@ -130,7 +130,7 @@ def test_a_plan_gives_bytes_and_whether_the_run_fits(monkeypatch, capsys):
 def test_a_plan_names_the_keys_that_lower_the_stage_that_does_not_fit(monkeypatch, capsys):
     pretended(monkeypatch, 70e9)
     text = planned(capsys, "config/llada_gsm8k_grpo.py", devices="8x4090").splitlines()
-    assert re.search(r"update .* 69.0 GB = +70.0 GB  does not fit; what helps: a smaller logp_chunk", text[-2])
+    assert re.search(r"update .* 69.0 GB = +70.0 GB  does not fit; what helps: more gradient_acc", text[-2])
     assert text[-1] == "it does not fit: 70.0 GB of 18.0 GB"
 
 
@@ -140,7 +140,7 @@ DEEP = dict(vocab_size=1000, n_layer=9, n_head=8, d_model=256, mask_id=999, eos_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys, changes", [
-    (ROWS, dict(dtype="bfloat16")), (ROWS | dict(**{"lora.rank": 8}, logp_chunk=8), {}),
+    (ROWS, dict(dtype="bfloat16")), (ROWS | dict(**{"lora.rank": 8}), {}),
     (dict(batch_size=16, max_prompt_len=16, max_new_tokens=48, ema_decay=0.99, gradient_accumulation_steps=8), {})
 ])  # fmt: skip
 def test_the_estimate_is_at_most_what_xla_finds_and_at_least_a_fifth_of_it(keys, changes):
@@ -166,8 +166,8 @@ def test_on_a_cpu_activations_take_32_bits_also_of_a_model_in_16():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage, key, value", [
-    ("update", "gradient_accumulation_steps", 8), ("update", "logp_chunk", 8), ("update", "remat", True),
-    ("scoring", "logp_chunk", 8), ("rollout", "rollout_chunk", 8)])  # fmt: skip
+    ("update", "gradient_accumulation_steps", 8), ("update", "remat", True),
+    ("scoring", "gradient_accumulation_steps", 8), ("rollout", "rollout_chunk", 8)])  # fmt: skip
 def test_a_key_that_is_named_as_helping_lowers_its_stage(stage, key, value):
     cfg = shared.run(**ROWS, model=shared.shape(**DEEP | dict(remat=False)))
     assert key in memory.what_helps(cfg, stage)

@@ -281,7 +281,7 @@ def test_updates_see_the_largest_advantages_of_the_signs_that_count(tiny):
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk, parts", [(3, [3] * 6), (15, [8, 8])])
 def test_a_rollout_in_chunks_is_the_rollout(tiny, monkeypatch, chunk, parts):
-    cfg = dict(updates_per_rollout=2, logp_chunk=8, keep_completions=8)
+    cfg = dict(updates_per_rollout=2, gradient_accumulation_steps=2, keep_completions=8)
     *_, whole, expected = one_iteration(tiny(**cfg))
     fill, seen = sample.fill, []
     monkeypatch.setattr(sample, "fill", lambda params, keys, *a: seen.append(len(keys)) or fill(params, keys, *a))
@@ -429,7 +429,6 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"init_from": None}, "needs init_from"),
     ({"minibatch_size": 5}, "minibatch_size=5 must divide the 16 completions that learn"),
     ({"gradient_accumulation_steps": 3}, "gradient_accumulation_steps=3 must divide"),
-    ({"logp_chunk": 5}, "logp_chunk=5"),
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
     ({"temperature": 0.0}, "temperature=0"),
     ({"top_k": 1}, "top_k=1: all completions of a group would be equal"),
@@ -736,7 +735,8 @@ def test_a_denoiser_may_learn_to_fill_in_the_masks_of_its_rows_and_is_judged_on_
 TOP_P, TOP_K = {"top_p": 0.7}, {"top_k": 3, "repetition_penalty.penalty": 1.5}
 SCORED = [  # what else the run has, its filters
     ("trace", {"logp_views": 4}, {}), ("trace", {"logp_views": 2}, {}), ("trace", {"logp_views": 1}, {}),
-    ("trace", {}, TOP_P), ("trace", {}, TOP_K), ("exact", {}, TOP_K), ("chunks", {"logp_chunk": 32}, TOP_P),
+    ("trace", {}, TOP_P), ("trace", {}, TOP_K), ("exact", {}, TOP_K),
+    ("chunks", {"gradient_accumulation_steps": 4}, TOP_P),
     ("coupled", {"logp_est": "coupled"}, TOP_K), ("coupled", {"logp_est": "one_step"}, {})]
 
 

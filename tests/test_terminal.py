@@ -53,6 +53,7 @@ WRONG = [  # a command line, and what must be in the one sentence that answers i
     ("config/sudoku_grpo.py --base.n_layer=x", "--base.n_layer=x: expected a whole number"),
     ("config/sudoku_grpo.py --step_baseline=0.5",
      "'step_baseline': there is no such thing here: credit per step gained nothing"),
+    ("config/sudoku.py --logp_chunk=8", "'logp_chunk': here it is gradient_accumulation_steps"),
     ("config/sudoku.py --hosts.processes=2", "'hosts.processes': there is no such thing here: a run is one process"),
 ]
 
@@ -107,7 +108,7 @@ def test_every_key_that_a_table_names_is_there():
 def test_other_keys_follow_where_that_is_what_was_meant():
     cfg = config.load(["config/sudoku_grpo.py", "--batch_size=2", "--learning_rate=1e-6"])
     assert (config.n_update(cfg), config.minibatch(cfg), config.updates_per_iter(cfg)) == (8, 8, 4)
-    assert cost.count_rows(cfg).scored == 4 * 8 * 2
+    assert cost.count_rows(cfg) == 4 * 8 * 2
     _, rate = setup.optimizer(cfg)
     assert float(rate(4 * 200)) == pytest.approx(1e-6 / 60)
     assert config.minibatch(config.load(["config/smollm2_grpo.py", "--batch_size=2", "--init_from=x"])) == 16
