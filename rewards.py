@@ -208,10 +208,9 @@ def combine(
     prompts: list[str],
     completions: list[str],
     columns: dict[str, list],
-    change: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Score n completions with every reward, change its values, and add up -> their weighted sum (n,), and parts: each
-    reward by name (n,), and everything it logged as NAME/NOTE (n,).
+    """Score n completions with every reward, and add up -> their weighted sum (n,), and parts: each reward by name
+    (n,), and everything it logged as NAME/NOTE (n,).
 
     A value is nan without an opinion, the sum if no reward with a weight other than 0 has one.
     weights None or empty: all 1. columns {name: one entry per completion}.
@@ -222,11 +221,11 @@ def combine(
     for weight, (name, fn) in zip(weights, fns.items(), strict=True):
         scores = call_reward(name, fn, prompts, completions, columns)
         part = np.array([math.nan if score is None else float(score) for score in scores])
-        parts[name] = change(part)
+        parts[name] = part
         columns = {"first_reward": part.tolist()} | columns  # later rewards do not replace it
         notes = scores.notes if isinstance(scores, Scores) else {}
         parts |= {f"{name}/{note}": np.array(values, float) for note, values in notes.items()}
-        total += np.nan_to_num(weight * parts[name])
+        total += np.nan_to_num(weight * part)
         judged |= ~np.isnan(part) & (weight != 0)
     return np.where(judged, total, math.nan), parts
 
@@ -255,24 +254,20 @@ def tokens_per_pass(rollout, cfg):
 
 
 class Scored(NamedTuple):
-    """G completions of each of N rows, B = N * G, and their rewards; nan: no opinion."""
+    """G completions of each of N rows, B = N * G, and the rewards that are trained; nan: no opinion."""
 
     rows: list[dict]  # N
     completions: list[str]  # B, those of a row one after the other
-    rewards: np.ndarray  # (R, N, G) the trained rewards; one that weighs nothing has no opinion
-    parts: dict[str, np.ndarray]  # each reward by name (B,), and everything it logged as NAME/NOTE (B,)
+    rewards: np.ndarray  # (R, N, G) as variants change them; one that weighs nothing has no opinion
+    parts: dict[str, np.ndarray]  # as `combine` returns: each reward before variants change it, as by reward_clip
     rollout: Any = None  # the rl.Rollout that wrote them; None in evaluations
 
 
-def changed(cfg):
-    """Make the function that changes the values of a reward (n,) as the variants of a run do."""
-
-    def change(values):
-        for section in cfg.use:
-            values = section.reward(values, cfg)
-        return values
-
-    return change
+def changed(values, cfg):
+    """Change the values of a reward (n,) as the variants of a run do."""
+    for section in cfg.use:
+        values = section.reward(values, cfg)
+    return values
 
 
 def weights_of(cfg: Any, fns: Any) -> tuple[float, ...]:
@@ -298,8 +293,8 @@ def score(
     }
     columns = of_a_run | as_columns(repeated)
     prompts, completions = [row["prompt"] for row in repeated], [tok.decode(row) for row in ids]
-    _, parts = combine(fns | eval_only, weights, prompts, completions, columns, changed(cfg))
-    table = [np.where(weight, parts[name], np.nan) for name, weight in zip(fns, weights, strict=False)]
+    _, parts = combine(fns | eval_only, weights, prompts, completions, columns)
+    table = [np.where(weight, changed(parts[name], cfg), np.nan) for name, weight in zip(fns, weights, strict=False)]
     return Scored(rows, completions, np.reshape(table, (len(fns), len(rows), n_each)), parts)
 
 
@@ -328,7 +323,7 @@ def apply_pass_at(values, cfg):
     """Turn rewards into 1 (pass) or 0 if cfg.pass_at is set; nan, which is no opinion, stays."""
     if cfg.pass_at is None:
         return values
-    return np.where(np.isnan(values), np.nan, values >= changed(cfg)(np.array(cfg.pass_at)))
+    return np.where(np.isnan(values), np.nan, values >= cfg.pass_at)
 
 
 # ---- from numbers to metrics -----------------------------------------------------------------------------------------

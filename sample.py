@@ -45,7 +45,7 @@ class Plan:
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
     cache: str = "none"  # reuse keys and values outside the block: none, prefix (left of it), dual (both sides)
     early_end: bool = False  # if a row has an end of text and no mask before it, fill the rest with it (causal: always)
-    threshold: float = 0.9  # rules threshold, dynamic: commit every token at least this probable
+    threshold: float = 0.9  # rule=threshold: commit every token at least this probable; rule=dynamic: more probable
     temperature: float = 0.0  # 0: the most probable token
     top_k: int | None = None  # draw from the k most probable tokens
     top_p: float | None = None  # draw from the most probable tokens that together reach this probability

@@ -42,6 +42,7 @@ from system.sections import (
     SMALLEST,
     Check,
     Section,
+    Table,
     at_least,
     check_fields,
     key,
@@ -50,6 +51,9 @@ from system.sections import (
 )
 
 __all__ = ["Section", "key", "variant_of"]  # for the files that declare keys
+
+# The tables of grpo.py, which can be copied alone, are plain dicts there.
+grpo.LOSSES, grpo.KLS, grpo.AGGREGATIONS = Table(grpo.LOSSES), Table(grpo.KLS), Table(grpo.AGGREGATIONS)
 
 # ---- the keys --------------------------------------------------------------------------------------------------------
 
@@ -92,7 +96,7 @@ class Config:
     eval_interval: int = key(100, "steps between evaluations on val", POSITIVE_INT)
     eval_size: int = key(256, "number of val rows per evaluation", POSITIVE_INT)
     eval_rewards: tuple[str, ...] = key((), "rewards for evaluations only, never trained on; the first decides")
-    pass_at: float | None = key(None, "lowest deciding reward that passes; None: pass rates are its mean", PASSING)
+    pass_at: float | None = key(None, "lowest first reward that passes; None: pass rates are its mean", PASSING)
     save_interval: int = key(500, "steps between checkpoints", POSITIVE_INT)
 
     mesh: tuple[int, int, int] | None = key(None, "devices on data (whole models), fsdp and tensor; None: all on fsdp",
@@ -283,9 +287,8 @@ def tokens_per_iter(cfg: Config) -> int:
 
 
 def rollout_rows(cfg: Config) -> int:
-    """Return how many completions grpo generates at a time: at most rollout_chunk, in equal chunks of whole groups.
-
-    A rollout_chunk below group_size is taken as it is."""
+    """Return how many completions grpo generates at a time: at most rollout_chunk, in chunks of whole groups that are
+    about equal; the last one is padded. A rollout_chunk below group_size is taken as it is."""
     most = cfg.rollout_chunk or cfg.batch_size * cfg.group_size
     if most < cfg.group_size:
         return most

@@ -143,7 +143,8 @@ def marked_answer(text):
         part = tagged_answer(text)
     elif marks := [m.end() for m in re.finditer(r"\b(?:answer|option|choice)(?:\s{1,9}is\b:?|\s{0,9}:)", text, re.I)]:
         after = text[marks[-1] :].lstrip(" \n\t*")[:200]
-        part = re.split(r"\.\s|\n|[,;]\s|\s(?:because|since|as|so)\s", after)[0]
+        # In a sentence the ! behind an answer, as in "is 5!", ends it; a factorial goes on, as in 5! = 120 and $5!$.
+        part = re.split(r"\.\s|!\s+(?=[A-Z])|\n|[,;]\s|\s(?:because|since|as|so)\s", after)[0].rstrip(" *!,;")
     else:
         return None
     return boxed(part) if "\\boxed" in part else part

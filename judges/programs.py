@@ -387,19 +387,17 @@ def run_tests(prompts, meant: list[Program], tests) -> list[Verdict]:
 
 
 def tests(prompts, completions, tests, entry=None, language=None):
-    """Share of the row's tests that pass, 0.0 to 1.0. 0.0 also for blank text, and without tests (see none_frac); None
-    in a language that is not run here."""
+    """Share of the row's tests that pass, 0.0 to 1.0. 0.0 also for blank text, and without tests; None in a language
+    that is not run here."""
     return passed(prompts, programs(prompts, completions, entry, language), tests)
 
 
 def passed(prompts, meant: list[Program], tests) -> Scores:
     """Score programs by the share of their tests that pass; None in a language that is not run here."""
     results = run_tests(prompts, meant, tests)
-    known = [runs(p.language) for p in meant]
     shares = [sum(r.passed) / max(1, len(r.passed)) for r in results]
     return Scores(
-        [share if k else None for share, k in zip(shares, known, strict=True)],
-        none_frac=[float(not (t and k)) for t, k in zip(tests, known, strict=True)],
+        [share if runs(p.language) else None for share, p in zip(shares, meant, strict=True)],
         timeout_frac=[float("out of time" in r.error) for r in results],
     )
 

@@ -82,14 +82,10 @@ def keep_memory():
 # ---- the folder of a run ---------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def locked(out_dir: str) -> Iterator[None]:
-    """Lock out_dir against other runs while the context lasts; an error if another run has it.
-
-    The lock is on the folder itself and ends with the process. A folder that is still empty at the end is deleted."""
-    with disk_errors_explained(out_dir):
-        os.makedirs(out_dir, exist_ok=True)
-        handle = os.open(out_dir, os.O_RDONLY)
+def lock(out_dir: str) -> int:
+    """Make out_dir if need be, and lock it -> its descriptor; an error if another run has it."""
+    os.makedirs(out_dir, exist_ok=True)
+    handle = os.open(out_dir, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -98,14 +94,27 @@ def locked(out_dir: str) -> Iterator[None]:
                          ) from None  # fmt: skip
     except OSError:  # a file system without locks
         pass
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samefile(handle, out_dir):
+            return handle
+    os.close(handle)  # a run that left deleted this folder before it was locked
+    return lock(out_dir)
+
+
+@contextlib.contextmanager
+def locked(out_dir: str) -> Iterator[None]:
+    """Lock out_dir against other runs while the context lasts; an error if another run has it.
+
+    The lock is on the folder itself and ends with the process. A folder that is still empty at the end is deleted."""
+    with disk_errors_explained(out_dir):
+        handle = lock(out_dir)
     try:
         with disk_errors_explained(out_dir):
             yield
     finally:
         with contextlib.suppress(OSError):
-            os.close(handle)
-        with contextlib.suppress(OSError):
             os.rmdir(out_dir)  # only if it is empty: a run that could not start leaves nothing
+        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -125,7 +134,7 @@ SAMPLES = 16  # completions per evaluation in samples.jsonl
 
 
 class Log:
-    """The files checkpoint.LOGS and run.json in out_dir, and wandb if cfg asks for it."""
+    """The files checkpoint.LOGS and run.json in out_dir, and where else the variants of a run log."""
 
     def __init__(self, cfg: Config, step: int) -> None:
         """Cut the logs back to `step`, after which the run goes on; -1: start new logs."""
@@ -145,7 +154,7 @@ class Log:
         self.watch = rollout_log.Watch(cfg.group_size)
         self.begun = time.monotonic() - seconds  # which nobody sets back
         disk.write_json(os.path.join(cfg.out_dir, "run.json"), {"config": config.flatten(cfg)})
-        self.others = [other for section in cfg.use if (other := section.logger(cfg))]
+        self.others: list = []  # what variants log to, see Section.logger
 
     def metrics(self, step: int, values: dict[str, Any]) -> None:
         """Log the metrics of a step."""

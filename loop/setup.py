@@ -277,7 +277,7 @@ def first_state(task, key, cfg, tx, only_shapes):
 def setup(cfg, claims, train):
     """Prepare a run -> Run, State, the best evaluation so far or None, and True if the run is already finished.
 
-    claims: the ExitStack of the locks that the run holds. If an old run is moved aside, the new folder is locked.
+    claims: the ExitStack of what the run holds, as locks. If an old run is moved aside, the new folder is locked.
     train: trains the run of a config file that this one starts from."""
     make_task, key = objective(cfg.objective), jax.random.key(cfg.seed)
     cfg, tok, start, resumed = prepare(cfg, train)
@@ -314,7 +314,9 @@ def open_log(cfg, claims, step):
 
         if same_run.move_aside(cfg.out_dir):
             claims.enter_context(runs.locked(cfg.out_dir))
-    return runs.Log(cfg, step)
+    log = runs.Log(cfg, step)
+    log.others = [claims.enter_context(other) for section in cfg.use if (other := section.logger(cfg))]
+    return log
 
 
 # ---- what it says ----------------------------------------------------------------------------------------------------

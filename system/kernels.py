@@ -213,7 +213,7 @@ def without_noise(score):
 def inverse_cdf(key, p):
     """Draw index i of p (n,) with probability p[i] / sum(p): where the cumulative sum first reaches a random share."""
     u = jax.random.bits(key) >> 8
-    u = (u.astype(jnp.float32) + 0.5) * 2.0**-24  # neither 0 nor 1
+    u = (u.astype(jnp.float32) + 0.5) * 2.0**-24  # above 0; the largest of them rounds to 1
     sums = jnp.cumsum(p)
     return (sums < u * sums[-1]).sum()
 
@@ -249,8 +249,8 @@ def draws_everywhere(plan, V):
     return not plan.temperature or by_stretches(V) and not filters
 
 
-# At most this many bytes of logits exist at a time on a CPU. Smaller chunks read the head too often; larger ones waste
-# memory, as the entropy's gradient holds seven such arrays.
+# At most this many bytes of logits are read at a time; to draw tokens on a GPU, four times as many. Smaller chunks read
+# the head too often; larger ones waste memory, as the entropy's gradient holds seven such arrays.
 LOGITS_BYTES = 2**27
 
 

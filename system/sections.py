@@ -325,7 +325,7 @@ class Section:
         return state.reference
 
     def logger(self, cfg: Any) -> Any:
-        """Begin to log elsewhere -> an object with log(values, step); None: not."""
+        """Make the context in which a run logs elsewhere, as an object with log(values, step); None: it does not."""
         return None
 
     # ---- what has to hold

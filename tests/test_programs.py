@@ -174,7 +174,6 @@ def test_fenced_tests_are_paid_only_where_the_format_is_right_and_run_the_block_
     scores = programs.tests_fenced([BODY] * len(texts), texts, [TESTS] * len(texts))
     assert scores == [1, 1, 1, 0, 0, 0, 0.25, 0, 0, 0]  # the paper's regex: 0 for the first, which ends with its fence
     assert programs.tests([BODY] * 2, [right * 2, texts[4]], [TESTS] * 2) == [1, 1]
-    assert scores.notes["none_frac"] == [0] * len(texts)
 
 
 HELPERS = """import math
@@ -267,9 +266,8 @@ def test_tests_are_paid_by_the_share_that_passes():
     scores = programs.tests(*columns)
     assert dict(zip(CASES, scores, strict=True)) == dict(zip(CASES, worth, strict=True))
     assert programs.tests_all(*columns) == [score == 1 for score in worth]
-    assert scores.notes["timeout_frac"] == scores.notes["none_frac"] == [0] * len(worth)
-    scores = programs.tests([BODY] * 3, ["a + b"] * 3, [[], None, TESTS])
-    assert scores == [0, 0, 1] and scores.notes["none_frac"] == [1, 1, 0]  # no tests: no reward, and a note
+    assert scores.notes["timeout_frac"] == [0] * len(worth)
+    assert programs.tests([BODY] * 3, ["a + b"] * 3, [[], None, TESTS]) == [0, 0, 1]  # no tests: no reward
 
 
 def test_a_loop_without_end_costs_no_test_before_it_and_is_noted(monkeypatch):
@@ -391,8 +389,7 @@ def test_languages_are_known_by_their_usual_spellings():
 def test_a_language_that_is_not_run_here_has_no_opinion_and_spoils_no_other_row():
     rows = [["f", "f"], [CODE_OF_F] * 2, [["assert f() == 1"]] * 2]
     for fn in (programs.tests, programs.tests_all):
-        scores = fn(*rows, language=["Rust", "Python 3"])
-        assert scores == [None, 1.0] and scores.notes["none_frac"] == [1.0, 0.0]
+        assert fn(*rows, language=["Rust", "Python 3"]) == [None, 1.0]
     assert programs.tests_fenced(rows[0], [f"```\n{CODE_OF_F}\n```"] * 2, rows[2], language=["c#", "py"]) == [None, 1.0]
     row = {"prompt": "p", "tests": ["assert True"]}  # and those that no machine could run are found before they are
     assert programs.check([row, row | {"language": "rust"}, {"prompt": "p", "language": "go"}]) == {"rust": 1, "go": 1}

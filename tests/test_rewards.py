@@ -22,6 +22,7 @@ from judges.sandbox import pool
 from loop import run_rewards
 from rewards import REWARDS, combine, resolve, summary
 from tools import score
+from variants import reward_clip
 
 NAMES = """syntax tests tests_all quality performance format fenced exact contains regex keywords json xml xml_tags math
 xml_soft xml_strict xml_int xml_answer tests_fenced
@@ -155,9 +156,6 @@ def test_speed_counts_only_where_the_first_reward_says_that_the_answer_is_right(
     total, right = combine(resolve("exact,passes(right=1)"), None, ["p"] * 4, texts, columns)
     assert total.tolist() == [2, 0, 5, 0]
     np.testing.assert_array_equal(right["passes"], [1, np.nan, 4, np.nan])
-    clip = lambda values: values.clip(-0.5, 0.5)
-    _, clipped = combine(resolve("exact,syntax,passes(right=1)"), None, ["p"] * 4, texts, columns, change=clip)
-    np.testing.assert_array_equal(clipped["passes"], [0.5, np.nan, 0.5, np.nan])
     _, shy = combine({"shy": of_rows(None, 1), **resolve("passes(right=0)")}, None, ["p"] * 2, ["a", "b"],
                      {"tokens_per_pass": [2.0, 3.0]})  # fmt: skip
     np.testing.assert_array_equal(shy["passes"], [np.nan, 3])
@@ -273,8 +271,6 @@ def test_combine_weighs_every_part_without_those_that_have_no_opinion(a, b, weig
     found, parts = combine({"a": of_rows(*a), "b": of_rows(*b)}, weights, ["p"] * len(a), ["x"] * len(a), {})
     np.testing.assert_array_equal(found, total)
     np.testing.assert_array_equal([parts["a"], parts["b"]], np.array([a, b], float))
-    clip = lambda values: values.clip(-5, 5)  # each reward, before it is weighed
-    assert combine({"a": of_rows(100, -100)}, [2], ["p"] * 2, ["x"] * 2, {}, change=clip)[0].tolist() == [10, -10]
 
 
 @pytest.mark.parametrize("fns, columns, message", [
@@ -296,7 +292,7 @@ def test_summary_names_means_spreads_shares_and_what_a_reward_notes_besides():
     assert columns == {"tests": [["assert add(2, 3) == 5"], None], "b": [None, 2]}
     _, parts = combine(resolve("tests,quality"), None, [CODE] * 2, ["a + b", "a"], columns)
     metrics = summary(parts)
-    assert metrics["rewards/tests/mean"] == metrics["rewards/tests/none_frac"] == 0.5
+    assert metrics["rewards/tests/mean"] == 0.5 and metrics["rewards/tests/none_frac"] == 0  # without tests: 0.0
     assert metrics["rewards/tests/timeout_frac"] == 0 and metrics["rewards/quality/proper_naming"] == 1
 
 
@@ -494,6 +490,10 @@ def test_rewards_of_evaluations_weigh_nothing_and_speed_is_a_column():
     assert found.parts["shown"].tolist() == [100] * 4
     assert seen[0]["tokens_per_pass"] == [1, 2, 3, 4]
     assert seen[0]["answer"] == ["x", "x", "y", "y"] and seen[0]["groups"] == [0, 0, 1, 1]
+    cfg.use, cfg.pass_at = (reward_clip.Keys(bound=1.5),), 3  # clipped before it is weighed, and passing before that
+    clipped = rewards.score({"trained": trained}, {"shown": shown}, cfg, tok, rows, ids, 2, fast)
+    assert rewards.total_rewards(clipped.rewards, cfg).tolist() == [[2, 3], [2, 0]]
+    assert rewards.apply_pass_at(clipped.parts["trained"], cfg).tolist() == [0] * 4
 
 
 def test_a_users_reward_with_the_name_of_one_of_code_starts_no_sandbox(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ from loop import evaluation, failures, in_memory, rollout_log, run_rewards, runs
 from loop.setup import prepare, with_ids
 from rewards import Scored
 from system import kernels, sections
-from variants import estimators, judge, lora, losses, moving_reference, repetition_penalty, reward_clip  # noqa: F401
+from variants import estimators, judge, lora, losses, moving_reference, repetition_penalty  # noqa: F401
 
 KEY = jax.random.key(0)
 REWARD = """
@@ -209,11 +209,8 @@ def test_the_nll_of_right_completions_is_added_with_its_gradient(tiny):
 def test_a_right_completion_passes_whatever_its_advantage_or_beats_its_group_if_nothing_says_what_passes():
     parts = {"first": np.array([1.0, 0.5, np.nan, 0.0]), "second": np.array([0.0, 9.0, 9.0, 9.0])}
     found, adv = types.SimpleNamespace(parts=parts), jnp.array([[-1.0, 2.0], [0.0, 0.5]])
-    keys = types.SimpleNamespace(pass_at=None, use=())
-    assert losses.right(found, adv, keys).tolist() == [False, True, False, True]
-    for pass_at, clip, right in ((1.0, None, [True, False, False, False]), (1.0, 0.5, [True, True, False, False])):
-        keys = types.SimpleNamespace(pass_at=pass_at, use=(reward_clip.Keys(bound=clip),) if clip else ())
-        assert losses.right(found, adv, keys).tolist() == right
+    for pass_at, right in ((None, [False, True, False, True]), (1.0, [True, False, False, False])):
+        assert losses.right(found, adv, types.SimpleNamespace(pass_at=pass_at)).tolist() == right
 
 
 def test_filling_in_asks_for_holes_in_the_rows_own_text_and_learns_from_nothing_else(tiny):

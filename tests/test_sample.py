@@ -751,9 +751,9 @@ def test_text_ends_at_the_end_of_text(monkeypatch):
         decode = staticmethod(lambda ids: "".join(chr(i + 96) for i in ids))
     cfg = dataclasses.replace(TINY, vocab_size=8, mask_id=7, eos_id=0)
     monkeypatch.setattr(sample, "generate", lambda _, keys, z, *more: (np.where(z == 7, 0, z), {}))  # holes are ends
-    rows = [([2, 0, 3, 7, 7], 3), ([2, 7, 4, 5], 0)]
+    rows = [([2, 0, 3, 7, 7], 3), ([2, 7, 4, 7], 0)]  # an end between given tokens ends nothing
     one = complete.Model("x", {}, cfg, Fixed, {})
-    assert list(complete.complete_texts(one, Plan(), rows, 0, 2)) == ["", "b"]
+    assert list(complete.complete_texts(one, Plan(), rows, 0, 2)) == ["", "b`d"]
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -770,6 +770,7 @@ def test_text_ends_at_the_end_of_text(monkeypatch):
     (["--as_published"], "docs/checkpoints.md has the flags"), (["--entropy.budgt=1"], "there are entropy.budget"),
     (["--config", "x.py"], "the config file needs no key"), (["--version"], "there are no releases"),
     (["--data=~/nowhere.jsonl", "--out=x"], os.path.expanduser("~/nowhere.jsonl")),
+    (["--texts.system_prompt=Add."], "system_prompt='Add.': how it is written is up to the model, so set texts.chat"),
 ])
 def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(folder, capsys, arguments, message):
     code, out, err = completed(capsys, folder, *arguments)
@@ -841,7 +842,7 @@ def test_help_names_every_field_of_a_plan_with_its_meaning(capsys):
     assert e.value.code == 0
     for f in [f for f in dataclasses.fields(Plan) if f.name != "use"]:
         assert re.search(rf"--{f.name}[ ,]", out)  # Python 3.13 writes --steps, --diffusion_steps X
-    assert "EB-Sampler" in out
+    assert "EB-Sampler" in out and f" {', '.join(data.CHAT[1:])}; " in " ".join(out.split())
 
 
 @pytest.mark.parametrize(("plan", "padded"), [

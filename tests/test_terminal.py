@@ -2,6 +2,7 @@
 import ast
 import contextlib
 import errno
+import fcntl
 import fnmatch
 import os
 import re
@@ -189,6 +190,10 @@ def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay
     assert os.listdir(out) == ["step-000003"]
     with pytest.raises(FileNotFoundError), runs.locked(out):  # other errors are what they are
         open(f"{out}/nothing")
+    with pytest.raises(OSError, match="_base"), runs.locked(out):  # also those of a run whose name only begins so
+        os.mkdir(f"{out}/{checkpoint.WRITING}")
+        raise OSError(errno.ENOSPC, "?", f"{out}_base/{checkpoint.WRITING}/model.safetensors")
+    assert os.listdir(f"{out}/{checkpoint.WRITING}") == []
 
 
 def test_a_lock_is_between_processes_and_ends_with_a_kill(tmp_path):
@@ -202,6 +207,25 @@ def test_a_lock_is_between_processes_and_ends_with_a_kill(tmp_path):
     (tmp_path / "kept").write_text("")
     with runs.locked(str(tmp_path)):
         pass
+
+
+def test_a_folder_that_another_run_deletes_while_it_is_locked_is_made_and_locked_again(tmp_path, monkeypatch):
+    out, flock, rmdir = str(tmp_path / "out"), fcntl.flock, os.rmdir
+
+    def after_deletion(handle, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        rmdir(out)
+        flock(handle, how)
+
+    def is_locked(path):
+        with pytest.raises(ValueError, match="another run writes into"), runs.locked(path):
+            pass
+
+    monkeypatch.setattr(fcntl, "flock", after_deletion)
+    with runs.locked(out):
+        monkeypatch.setattr(os, "rmdir", is_locked)  # of an empty folder, at the end: it is still locked
+        is_locked(out)
+    monkeypatch.undo()
 
 
 def test_when_nobody_reads_any_more_the_loop_is_asked_to_save_and_goes_on(monkeypatch):

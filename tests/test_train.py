@@ -28,7 +28,7 @@ from checkpoints import checkpoint, resume
 from checkpoints.best import best_checkpoint
 from loop import runs, setup
 from loop.setup import prepare
-from system import terminal
+from system import sections, terminal
 from tools import complete
 
 SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
@@ -431,14 +431,19 @@ def test_a_gradient_that_overflows_stops_the_run_even_when_the_loss_does_not(tin
 def test_weights_and_biases_gets_the_config_and_what_metrics_jsonl_gets_and_is_named_when_missing(tiny, monkeypatch):
     seen = []
     fake = types.SimpleNamespace(init=lambda **given: seen.append(given) or fake,
-                                 log=lambda values, step: seen.append({"step": step} | values))  # fmt: skip
+                                 log=lambda values, step: seen.append({"step": step} | values),
+                                 finish=lambda exit_code: seen.append(exit_code))  # fmt: skip
     monkeypatch.setitem(sys.modules, "wandb", fake)
     change_task(monkeypatch, evaluate=scripted([0.5] * 9))
     cfg = tiny(wandb=True, **{"wandb.project": "p", "wandb.entity": "e"})
     train.train(cfg)
     assert (seen[0]["project"], seen[0]["entity"], seen[0]["name"]) == ("p", "e", "out")
     assert seen[0]["config"]["model.d_model"] == 16 and seen[0]["config"]["max_iters"] == 12
-    assert seen[1:] == [{k: v for k, v in row.items() if k != "time"} for row in lines(cfg.out_dir)]
+    # It ends with the run: a second one of this process begins another.
+    assert seen[1:] == [{k: v for k, v in row.items() if k != "time"} for row in lines(cfg.out_dir)] + [0]
+    with pytest.raises(KeyError), sections.find(cfg, "wandb").logger(cfg):
+        raise KeyError
+    assert seen[-1] == 1
     monkeypatch.setitem(sys.modules, "wandb", None)
     refused("wandb=True needs the package wandb: pip install wandb", tiny, wandb=True)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from shared import KEY, refused, without
 
@@ -53,6 +54,28 @@ def test_an_estimator_that_is_defined_again_is_used_and_its_views_are_counted(mo
         monkeypatch.setitem(diffusion.ESTIMATORS, "mine", of(n))
         cfg = config.Config(objective="grpo", init_from="a", logp_est="mine", logp_views=5)
         assert n in rl.draw_views(KEY, rollout, cfg).masked.shape and config.n_views(cfg) == n
+
+
+@pytest.mark.parametrize("table, key, first, second", [
+    (grpo.LOSSES, "loss_type", grpo.Loss(grpo.clipped, grpo.per_token), grpo.Loss(grpo.clipped, grpo.summed)),
+    (grpo.AGGREGATIONS, "aggregation", grpo.per_token, grpo.summed)])  # fmt: skip
+def test_a_loss_or_an_aggregation_that_is_defined_again_weighs_the_tokens(table, key, first, second, monkeypatch):
+    there, name = jnp.ones((2, 6), bool), next(iter(table))
+    rollout = rl.Rollout(there * 1, None, there, there, there * 0, there * 0.0, there[:, 0], jnp.arange(len(there)))
+    views = diffusion.Views(there[:, None], there[:, None] * 1.0, there * 1.0)
+    cfg = config.Config(objective="grpo", init_from="a", max_prompt_len=2, max_new_tokens=4, **{key: name})
+    for function, weight in ((first, 1 / 12), (second, 1 / 2)):
+        monkeypatch.setitem(table, name, function)
+        weights = rl.new_minibatch(rl.Chosen(rollout, jnp.ones(2), {}), views, cfg).loss.weight
+        np.testing.assert_allclose(weights, weight, rtol=1e-6)
+
+
+def test_a_kl_that_is_defined_again_is_used(monkeypatch):
+    loss, ones = jax.jit(grpo.loss, static_argnames="cfg"), jnp.ones((2, 6))
+    batch = grpo.LossBatch(ones[:, 0], ones > 0, ones, ones / 12, ref_logp=0 * ones)
+    for size in (3.0, 5.0):
+        monkeypatch.setitem(grpo.KLS, "k3", lambda logr, batch, size=size: jnp.full_like(logr, size))
+        assert loss(ones, batch, grpo.LossConfig(kl_beta=1.0))[1]["kl_loss"] == 12 * size
 
 
 def test_a_mask_that_is_defined_again_is_used(monkeypatch):

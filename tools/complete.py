@@ -23,6 +23,7 @@ import sample
 from checkpoints import adapters, checkpoint, huggingface
 from checkpoints.best import best_checkpoint
 from data import hub
+from data.texts import Keys
 from loop import runs
 from sample import Plan
 from system import sections, sharding, unknown
@@ -84,8 +85,8 @@ def read_rows(options):
 def encode(text, tok, mask_id, holes, n_new):
     """Encode a prompt -> ids with masks, index of the first token to print.
 
-    A text with holes gets a mask for each and is printed as a whole. Otherwise n_new masks follow, and only they are
-    printed. holes: a key of HOLES.
+    A text with holes gets a mask for each and is printed from its beginning. Otherwise n_new masks follow, and only
+    they are printed. holes: a key of HOLES.
     """
     ids = []
     for n, part in enumerate(re.split(f"({HOLES[holes]})", text)):
@@ -106,6 +107,8 @@ def encode_rows(options, rows, loaded):
         typed = vars(options)[key]
         chat.append(loaded.trained.get(key) if typed is None else config.parse(key, typed, str | None))
     name, system, instruction = chat
+    if vars(options)["texts.system_prompt"]:
+        sections.check(options, Keys(chat_template=name, system_prompt=system).between_keys)
     template = data.chat(name, system, tok, instruction)
     holes = "none" if name else "mask" if options.data or template else "auto"
     prompts = []
@@ -152,7 +155,8 @@ def make_plan(given, loaded, n_masks, n, block_len=None):
 
 
 def complete_texts(loaded, plan, prompts, seed, batch_size):
-    """Fill the masks of prompts [(ids, start)] batch by batch, and yield the text of each.
+    """Fill the masks of prompts [(ids, start)] batch by batch, and yield the text of each, up to the first end of text
+    that is written behind all given tokens.
 
     Except for rounding, batch_size does not change a text."""
     cfg = loaded.cfg
@@ -163,7 +167,8 @@ def complete_texts(loaded, plan, prompts, seed, batch_size):
         filled = np.asarray(sample.generate(loaded.params, keys, z, cfg, plan, valid)[0])
         for (ids, start), row in zip(batch, filled, strict=True):
             tokens = row[-len(ids) :]
-            ended = np.isin(tokens, cfg.ends) & (np.array(ids) == cfg.mask_id)
+            given_behind = np.cumsum(np.array(ids)[::-1] != cfg.mask_id)[::-1]
+            ended = np.isin(tokens, cfg.ends) & (given_behind == 0)
             end = ended.argmax() if ended.any() else len(ids)
             yield loaded.tok.decode(tokens[start:end])
 

@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     add("--dtype", choices=("float32", "bfloat16"), help="what weights are kept and multiplied in; default: as stored")
     add("--quantized.bits", type=int, choices=(8, 4), help=bits)
     add("--page", type=path, metavar="FILE", help="only write one HTML file in which the model runs in a browser")
-    add("--texts.chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
+    add("--texts.chat_template", help="chatml, llada, llama3, gemma; default: as in training")
     add("--texts.system_prompt", help="how the template begins; default: as in training, or the template's own")
     add("--texts.instruction", help="text before a prompt, or around {prompt}; default: as in training, or none")
     add("--seed", type=seed, default=0)

@@ -1,6 +1,7 @@
 """
 Log to Weights & Biases as well:  --wandb=True
 """
+import contextlib
 import dataclasses
 import os
 
@@ -19,9 +20,16 @@ class Keys(config.Section):
         except ImportError:
             yield True, "wandb=True needs the package wandb: pip install wandb"
 
+    @contextlib.contextmanager
     def logger(self, cfg):
-        """Begin a run there -> an object with log(values, step)."""
+        """Begin a run there, which ends with ours -> an object with log(values, step)."""
         import wandb
 
         name = self.run_name or os.path.basename(cfg.out_dir)
-        return wandb.init(project=self.project, entity=self.entity, config=config.flatten(cfg), name=name)
+        there = wandb.init(project=self.project, entity=self.entity, config=config.flatten(cfg), name=name)
+        failed = True
+        try:
+            yield there
+            failed = False
+        finally:
+            there.finish(exit_code=int(failed))
