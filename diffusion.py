@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 import model
 from system import kernels, sections, sharding
-from system.kernels import wanted_in_chunks
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
 
@@ -89,7 +88,7 @@ def read_logits(params, h, cfg, fn, scored, arrays):
     n = max(kernels.LOGITS_BYTES // (4 * cfg.vocab_size), 1)
     h = h.reshape(-1, h.shape[-1])
     flat = [a.reshape(-1) for a in arrays]
-    out = wanted_in_chunks(some, n, scored.reshape(-1), h, *flat)
+    out = kernels.wanted_in_chunks(some, n, scored.reshape(-1), h, *flat)
     return jax.tree.map(functools.partial(jnp.reshape, shape=shape), out)
 
 
@@ -151,10 +150,10 @@ def draw_masks(key, batch, cfg, norm):
     """Draw the masks of a batch, as `noise` does -> z with masks, masked, t, the weight of each token in the mean."""
     x, maskable, valid = batch[:3]
     n = maskable.sum(1)
-    if norm == "token":
-        per_token = 1 / jnp.maximum(n.sum(), 1)
-    else:
-        per_token = 1 / jnp.maximum(n, 1)[:, None] / len(n)
+    per_token = {
+        "token": 1 / jnp.maximum(n.sum(), 1),
+        "completion": 1 / jnp.maximum(n, 1)[:, None] / len(n),
+    }[norm]
     z, masked, t = noise_of(cfg).mask(key, x, maskable, valid, cfg)
     return z, masked, t, per_token
 
@@ -330,8 +329,9 @@ ESTIMATORS = sections.Table(elbo=elbo, coupled_elbo=coupled_elbo)
 def views(key: jax.Array, name: str, completion: jax.Array, **inputs) -> Views:
     """Draw the views of the estimator of this name. completion (B, T): True on the tokens that the model wrote; inputs:
     fields of EstimatorInputs."""
-    sections.plugged(ESTIMATORS, name)
-    masked, w, share = ESTIMATORS[name](key, completion, EstimatorInputs(**inputs))
+    sections.require("logp_est", name, ESTIMATORS)
+    estimator = ESTIMATORS[name]
+    masked, w, share = estimator(key, completion, EstimatorInputs(**inputs))
     return Views(masked, w.astype(jnp.float32), share.astype(jnp.float32))
 
 

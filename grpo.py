@@ -22,6 +22,20 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+
+class Choices(dict):
+    """What an argument of this file may be, by name. What was compiled with a function is forgotten when its name gets
+    another one, as when a cell of a notebook is run again."""
+
+    def __setitem__(self, name, choice):
+        if self.get(name, choice) is not choice:
+            jax.clear_caches()
+        super().__setitem__(name, choice)
+
+    def __missing__(self, name):
+        raise ValueError(f"{name!r}: expected one of {', '.join(self)}")
+
+
 # ---- advantages ------------------------------------------------------------------------------------------------------
 
 
@@ -38,7 +52,7 @@ def moments(values: ArrayLike, axis: int | tuple[int, ...]) -> tuple[np.ndarray,
 
 def centred(rewards: np.ndarray, baseline: str, scale: str, eps: float) -> np.ndarray:
     """Subtract its group's baseline from every reward, and divide by the group's standard deviation if scale="group",
-    by its mean reward if scale="mean", by nothing for any other scale.
+    by its mean reward if scale="mean", else by nothing.
 
     rewards (N, G) -> (N, G); nan, for no opinion, stays nan. With a baseline, and eps above 0, the results of equal
     rewards are exactly 0.
@@ -48,13 +62,12 @@ def centred(rewards: np.ndarray, baseline: str, scale: str, eps: float) -> np.nd
     lowest = np.where(np.isnan(rewards), np.inf, rewards).min(1, keepdims=True)
     rewards = rewards - lowest
     mean, std, n = moments(rewards, 1)
-    adv = lowest + rewards if baseline == "none" else rewards - mean
-    if baseline == "loo":  # RLOO: the mean of the others is n / (n - 1) times as far away
-        adv = adv * (n / np.maximum(n - 1, 1))
+    from_mean = rewards - mean
+    from_others = from_mean * (n / np.maximum(n - 1, 1))  # RLOO: the mean of the others is n / (n - 1) times as far
+    adv = Choices(none=lowest + rewards, mean=from_mean, loo=from_others)[baseline]
+    divisor = Choices(group=std + eps, mean=lowest + mean + eps, batch=1, none=1)[scale]
     with np.errstate(invalid="ignore"):  # 0 / 0, where eps is 0 and nothing differs
-        if scale == "mean":
-            return adv / (lowest + mean + eps)
-        return adv / (std + eps) if scale == "group" else adv
+        return adv / divisor
 
 
 def advantages(
@@ -79,8 +92,10 @@ def advantages(
     """
     # In 64 bits: in 32, the rewards 1e8 and 1e8 + 1 would be equal.
     rewards, weights = np.asarray(rewards, np.float64), np.asarray(weights, np.float64)[:, None, None]
+    if rewards.ndim != 3:
+        raise ValueError(f"rewards of shape {rewards.shape}: expected (R, N, G)")
     no_opinion = np.isnan(rewards).all(0)
-    each = normalize == "each"
+    each = Choices(sum=False, each=True)[normalize]
     if each:
         rewards = np.stack([centred(reward, baseline, "group", eps) for reward in rewards])
     total = np.where(no_opinion, np.nan, np.nansum(weights * rewards, 0))
@@ -178,7 +193,7 @@ class Loss(NamedTuple):
     metrics: Callable = no_metrics  # ratio, LossBatch, LossConfig -> {name: scalar}
 
 
-AGGREGATIONS = {"token": per_token, "sequence": per_sequence, "constant": constant, "sum": summed}
+AGGREGATIONS = Choices(token=per_token, sequence=per_sequence, constant=constant, sum=summed)
 LOSSES = {
     "grpo": Loss(clipped, per_sequence, clip_metrics),
     "dapo": Loss(clipped, per_token, clip_metrics),
@@ -202,7 +217,7 @@ def token_weights(
 class LossBatch(NamedTuple):
     """The inputs of the loss that do not depend on the policy being trained, for a batch or a micro-batch."""
 
-    adv: Array  # (B,) one advantage per completion, used for all of its tokens
+    adv: Array  # (B,) one advantage per completion, used for all of its tokens; or (N, G), in this order
     mask: Array  # (B, T) True on tokens that count
     weight: Array  # (B, T) from `token_weights`
     metric_weight: Array  # (B, T) for means over tokens; sums to 1 over the whole batch
@@ -226,6 +241,8 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
     if level == "none" or old_logp is None:
         old_logp = current
     log_ratio = logp - jnp.where(jnp.isnan(old_logp), current, old_logp)
+    if level not in ("token", "sequence", "none"):
+        raise ValueError(f"ratio level {level!r}: expected token, sequence or none")
     if level == "sequence":
         total = (log_ratio * mask * share).sum(1, keepdims=True)
         log_ratio = total / jnp.maximum(mask.sum(1, keepdims=True), 1)
@@ -271,7 +288,7 @@ def loss(logp: Array, batch: LossBatch, cfg: LossConfig) -> tuple[Array, dict[st
     logp (B, T) under the policy that is trained -> scalar, {name: scalar}. Over micro-batches all values add up, except
     those whose name ends in _max or _min.
     """
-    batch = jax.lax.stop_gradient(batch)
+    batch = jax.lax.stop_gradient(batch._replace(adv=jnp.ravel(batch.adv)))
     logp = jnp.where(batch.mask, logp, jax.lax.stop_gradient(logp))  # padding has no gradient, whatever its weight
     ratio = ratios(logp, batch.old_logp, batch.mask, cfg.ratio, batch.share)
 

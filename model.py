@@ -52,7 +52,7 @@ class ModelConfig:
     pad_id: int | None = None  # fills a prompt on its left
     bos_id: int | None = None  # begins a text, in models that have it
     mlp: str = "dense"  # what stands in place of the mlp, an entry of MLPS; a Shape in `use` may bring these names
-    mask: str = "all"  # who sees whom, of MASKS
+    mask: str = "all"  # who sees whom, of MASKS; causal=True and Shapes bring theirs, also where "all" is written
     read: str = "own"  # the state that a token is predicted from, of READS; causal and shift bring theirs
     rotary: str = "plain"  # how positions turn, of ROTARY
     network: str = "plain"  # what is scaled and capped, of NETWORKS

@@ -109,7 +109,7 @@ class Term(NamedTuple):
     """Something that a variant adds to the loss."""
 
     loss: Callable  # logp, entropy (B, L), its entry of Minibatch.extra, grpo.LossBatch, cfg -> scalar, metrics
-    of_completions: Callable | None = None  # rewards.Scored, advantages (N, G), cfg -> (N * G,)
+    of_completions: Callable | None = None  # rewards.Scored, advantages (N, G), cfg -> (N * G,); needs of_tokens
     of_tokens: Callable | None = None  # that of the completions of a minibatch (B,), their Rollout, cfg -> (B, T)
     of_entropy: bool = False  # True if the loss needs the gradient of the entropy
 
@@ -183,8 +183,7 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok) -> rewards.Scored:
 def select_completions(found: rewards.Scored, adv, cfg) -> Chosen:
     """Apply the credit of variants and adv_negative to the advantages (N, G), and keep the M completions with the
     largest |advantage|. What `terms` need is computed first, from the advantages as they were."""
-    needed = {name: term.of_completions for name, term in terms(cfg).items()}
-    extra = {name: of_completions(found, adv, cfg) for name, of_completions in needed.items() if of_completions}
+    extra = {name: term.of_completions(found, adv, cfg) for name, term in terms(cfg).items() if term.of_completions}
     for section in cfg.use:
         adv = section.credit(found, adv, cfg)
     adv, M = np.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
@@ -267,10 +266,7 @@ def new_minibatch(c: Chosen, views, cfg) -> Minibatch:
         cfg.loss_type, r.counts, cfg.max_new_tokens, cfg.gradient_accumulation_steps, cfg.aggregation
     )
     metric_weight = views.share / jnp.maximum(views.share.sum(), 1e-6)
-    extra = {}
-    for name, values in c.extra.items():
-        of_tokens = terms(cfg)[name].of_tokens
-        extra[name] = of_tokens(values, r, cfg) if of_tokens else jnp.broadcast_to(values[:, None], weight.shape)
+    extra = {name: terms(cfg)[name].of_tokens(values, r, cfg) for name, values in c.extra.items()}
 
     def after_prompt(a):
         return a[:, cfg.max_prompt_len :]

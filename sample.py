@@ -57,18 +57,14 @@ class Plan:
         least = dict(steps=1, block_len=1, top_k=1, threshold=0, temperature=0)
         for name, x in least.items():
             value = getattr(self, name)
-            self.expect(name, value is None or value >= x, f"at least {x}")
+            if value is not None and not value >= x:  # nor is nan
+                raise ValueError(f"{name}={value!r}: expected at least {x}")
         for name, table in (("order", ORDERS), ("rule", RULES), ("cache", CACHES)):
-            if not sections.plugged(table, getattr(self, name)):
-                sections.refuse(name, getattr(self, name), table)
-        self.expect("top_p", self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1")
+            sections.require(name, getattr(self, name), table)
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p!r}: expected None, or a number above 0 and up to 1")
         named = [sections.variant_named(RULES, self.rule)]
         object.__setattr__(self, "use", sections.in_order(self.use, self.kind, named))
-
-    def expect(self, name, holds, wanted):
-        """Raise a ValueError unless what a field needs holds."""
-        if not holds:
-            raise ValueError(f"{name}={getattr(self, name)!r}: expected {wanted}")
 
 
 class Filling(NamedTuple):
@@ -418,7 +414,10 @@ def key_per_row(key, n):
     """Return the keys (n,) of n rows, made from one key unless there is one per row already."""
     is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     axes_of_one = 0 if is_typed else 1  # what jax.random.PRNGKey makes is an array of two numbers
-    return row_keys(key, n) if key.ndim == axes_of_one else key
+    keys = row_keys(key, n) if key.ndim == axes_of_one else key
+    if len(keys) != n:
+        raise ValueError(f"{len(keys)} keys for {n} rows: expected one key, or one per row")
+    return keys
 
 
 def begin(z):

@@ -42,7 +42,6 @@ from system.sections import (
     SMALLEST,
     Check,
     Section,
-    Table,
     at_least,
     check_fields,
     key,
@@ -51,9 +50,6 @@ from system.sections import (
 )
 
 __all__ = ["Section", "key", "variant_of"]  # for the files that declare keys
-
-# The tables of grpo.py, which can be copied alone, are plain dicts there.
-grpo.LOSSES, grpo.KLS, grpo.AGGREGATIONS = Table(grpo.LOSSES), Table(grpo.KLS), Table(grpo.AGGREGATIONS)
 
 # ---- the keys --------------------------------------------------------------------------------------------------------
 
@@ -363,6 +359,8 @@ def idle(c):
     for keys, has_no_effect, purpose in (
         ("threshold", c.rule == "quota", "rule='threshold' or 'dynamic'"),
         ("loss_norm", grpo, "objective='pretrain'"),
+        ("lr_end", c.lr_schedule == "constant" and "lr_end" in c.typed, "lr_schedule='cosine'"),
+        ("max_iters", c.num_epochs and "max_iters" in c.typed, "num_epochs=None"),
         (" ".join(name for name in c.typed if name in OF_GRPO), not grpo, "objective='grpo'"),
         ("mask_ratio_min mask_ratio_max", not c.fill_in and c.logp_est != "coupled", "fill_in or logp_est='coupled'"),
         ("clip_low clip_high", grpo and c.ratio_level == "none", "a ratio: ratio_level='token' or 'sequence'"),
@@ -669,6 +667,8 @@ def base_runs(cfg: Config) -> list[Config]:
     if not chain[-1].init_from and not any(map(reshapes, chain)):  # made from scratch: its shape is known now
         for run in chain[:-1]:
             check_model(run, chain[-1].model, f"of {run.init_from}")
+    if cfg.objective != "judge" and any(run.objective == "judge" for run in chain[1:]):
+        raise ValueError(f"init_from={cfg.init_from!r} trains a judge, which writes no texts: start from another model")
     if cfg.judge_from and cfg.judge_from.endswith(".py"):
         objective = read_file(cfg.judge_from).objective
         if objective != "judge":
@@ -676,12 +676,13 @@ def base_runs(cfg: Config) -> list[Config]:
     return chain
 
 
-def load(argv: list[str], for_plan: bool = False) -> Config:
+def load(argv: list[str] | str, for_plan: bool = False) -> Config:
     """Return the Config of `python train.py FILE [--key=value ...]`.
 
-    for_plan: downloads need not be there, and the model has the shape that the recipe states.
+    argv: the words after train.py, or one text of them. for_plan: downloads need not be there, and the model has the
+    shape that the recipe states.
     """
-    files, args = parse_arguments(argv)
+    files, args = parse_arguments(argv.split() if isinstance(argv, str) else argv)
     if len(files) != 1:
         raise ValueError(f"usage: python train.py config/NAME.py [--key=value ...], with one config file, got "
                          f"{files or 'none'}")  # fmt: skip

@@ -46,8 +46,7 @@ def gemma(turns):
 
 def template(name, known, system, tok, instruction):
     """Make what data.chat returns. known: data.CHAT."""
-    if name not in known:
-        sections.refuse("texts.chat_template", name, known)
+    sections.require("texts.chat_template", name, known)
     write = globals()[name or "plain"]
     lacking = set(re.findall(r"<\|\w+\|>|<\w+>", write([("user", "")]))) - tok.specials.keys()
     if lacking:

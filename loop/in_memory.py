@@ -37,10 +37,9 @@ def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
         yield dataclasses.replace(cfg, rewards=cfg.rewards or tuple(known))
     finally:
         for reward in known:
-            del rewards.REWARDS[reward]
+            rewards.REWARDS.pop(reward, None)  # another thread's run may have taken out the same
         rewards.REWARDS.update(before)
-        if rows is not None:
-            del data.MEMORY[name]
+        data.MEMORY.pop(cfg.dataset, None)
 
 
 def as_splits(rows):

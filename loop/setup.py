@@ -41,22 +41,28 @@ class Prepared(NamedTuple):
 def prepare(cfg: Config, train: Callable) -> Prepared:
     """Find and open the model that a run starts from, and refuse what cannot work. train(cfg): trains a base first, if
     there is none."""
-    check(cfg)
+    check(cfg, train)
     return open_sources(*find_sources(cfg, train))
 
 
-def check(cfg):
-    """Refuse what cannot work, as far as it is known before a base is trained."""
+def check(cfg, train):
+    """Refuse what cannot work, as far as it is known before a base is trained. A judge or reference may be a run that
+    is still to come."""
     sample.plan(cfg, cfg.temperature)  # else it would be refused at the first evaluation
     if cfg.objective == "grpo":
         run_rewards.check_early(cfg)
-    first = config.base_runs(cfg)[-1]
+    chain = config.base_runs(cfg)
+    for path in filter(None, (cfg.judge_from, not cfg.eval_only and cfg.ref_from)):
+        if not (path.endswith(".py") or any(config.is_inside(path, run.out_dir) for run in chain)):
+            checkpoint.find(find_or_train(path, train))
+    first = chain[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape and tokenizer are known
         check_shape(cfg, first.model)
         if cfg.objective == "grpo" and not checkpoint.steps(first.out_dir):  # or it would be trained for nothing
             tok = data.tokenizer(first.dataset)
             with contextlib.redirect_stdout(io.StringIO()):  # the run reads them again, and says it then
                 texts.prompt_sampler(cfg, tok, texts.encode_split(cfg, tok, "train", cfg.fill_in))
+                texts.eval_texts(cfg, tok, cfg.fill_in)
 
 
 def most_bytes(cfg):
@@ -249,13 +255,6 @@ class Run(NamedTuple):
     log: runs.Log | None  # None: the run only evaluates
 
 
-def objective(name):
-    """Return what makes the Task of an objective, see rl.OBJECTIVES."""
-    if not sections.plugged(rl.OBJECTIVES, name):
-        sections.refuse("objective", name, rl.OBJECTIVES)
-    return rl.OBJECTIVES[name]
-
-
 def first_state(task, key, cfg, tx, only_shapes):
     """Make the State of step 0, and the frozen base or None. only_shapes: of a run whose state will be restored."""
     params_key, adapters_key = jax.random.fold_in(key, rl.PARAMS), jax.random.fold_in(key, rl.ADAPTERS)
@@ -279,7 +278,8 @@ def setup(cfg, claims, train):
 
     claims: the ExitStack of what the run holds, as locks. If an old run is moved aside, the new folder is locked.
     train: trains the run of a config file that this one starts from."""
-    make_task, key = objective(cfg.objective), jax.random.key(cfg.seed)
+    sections.require("objective", cfg.objective, rl.OBJECTIVES)
+    make_task, key = rl.OBJECTIVES[cfg.objective], jax.random.key(cfg.seed)
     cfg, tok, start, resumed = prepare(cfg, train)
     task = make_task(cfg, tok, start)
     if cfg.num_epochs:

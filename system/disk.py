@@ -40,9 +40,9 @@ def writing(path: str | Path, mode: str = "w") -> Iterator[IO]:
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path, mode: str = "w") -> Iterator[IO]:
+def replacing(path: str | Path) -> Iterator[IO]:
     """Open a file that replaces the one at `path` when complete; until then, or after a kill, the old one stays."""
-    with writing(f"{path}.new", mode) as f:
+    with writing(f"{path}.new") as f:
         yield f
     os.replace(f"{path}.new", path)
 

@@ -80,6 +80,12 @@ def plugged(table: Collection[str], name: Any) -> bool:
     return name in table
 
 
+def require(field: str, name: Any, table: Collection[str]) -> None:
+    """Raise a ValueError unless a table of functions has the name that a field gives."""
+    if not plugged(table, name):
+        refuse(field, name, table)
+
+
 def variant_named(table: dict[str, Any], name: str) -> str:
     """Return the name of an entry, whose keys a run then uses; "" if it is the core's or somebody else's own."""
     return name if written_in(table[name]) in files_of(name) else ""
@@ -230,7 +236,8 @@ def check_fields(cfg: Any, prefix: str = "") -> None:
         if not fits(value, kind):
             from system import unknown  # has the words
 
-            raise ValueError(f"{name}={value!r}: expected {unknown.expected(kind)}, got {type(value).__name__}")
+            hint = "; functions are given as train(config, rewards=...)" if "function " in repr(value) else ""
+            raise ValueError(f"{name}={value!r}: expected {unknown.expected(kind)}, got {type(value).__name__}{hint}")
         check_value(name, field, value)
 
 
@@ -303,7 +310,7 @@ class Section:
         return adv
 
     def views(self, key: Any, views: Any, rollout: Any, cfg: Any) -> Any:
-        """Change the diffusion.Views of a Rollout."""
+        """Change the diffusion.Views of a Rollout. key: that of their estimator, so fold in a number of your own."""
         return views
 
     @property
@@ -330,8 +337,7 @@ class Section:
 
     # ---- what has to hold
     def between_keys(self, c: Any) -> Iterator[tuple[Any, str]]:
-        """Yield (True if wrong, message) for everything that has to hold between these keys and those of the Config c.
-        """
+        """Yield (True if wrong, message) for all that has to hold between these keys and those of the Config c."""
         yield from ()
 
     def fits(self, c: Any, shape: Any, where: str) -> Iterator[tuple[Any, str]]:
@@ -438,8 +444,7 @@ def settle(cfg: Any, tables: dict[str, dict]) -> dict[str, str]:
                                  "is")  # fmt: skip
             names[field], said_by[field] = name, who
     for field, name in names.items():
-        if not plugged(tables[field], name):
-            refuse(field, name, tables[field])
+        require(field, name, tables[field])
         file = written_in(tables[field][name])
         shape = section_class(file, "Shape")
         if shape and shape.brings.get(field) == name and shape not in map(type, cfg.use):

@@ -615,6 +615,12 @@ def test_keys_of_variants_that_are_in_no_tuple_are_answered_with_one(use):
         lambda: config.Config(use=use))  # fmt: skip
 
 
+def test_functions_as_rewards_and_a_command_line_in_one_text_are_answered_as_meant():
+    said = raised(lambda: config.Config(rewards=(len, "exact")))
+    assert said.endswith("got tuple; functions are given as train(config, rewards=...)")
+    assert config.load("config/sudoku.py --seed=3") == config.load(["config/sudoku.py", "--seed=3"])
+
+
 @dataclasses.dataclass(frozen=True)
 class OfANotebook(sections.Section):
     factor: float = 1.0
@@ -660,10 +666,14 @@ def test_a_typed_key_on_which_another_has_the_last_word_is_refused(file, line, n
     ("--entropy.budget=0.3", "the keys of entropy change nothing here, they are for rule='entropy'"),
     ("--judge.n_rows=9", "the keys of judge change nothing here, they are for objective='judge'"),
     ("--kl_est=k2", "kl_est='k2' changes nothing here, it is for kl_beta above 0"),
+    ("--lr_schedule=constant --lr_end=0.5", "lr_end=0.5 changes nothing here, it is for lr_schedule='cosine'"),
+    ("--num_epochs=2 --max_iters=9", "max_iters=9 changes nothing here, it is for num_epochs=None"),
+    ("--objective=pretrain --masked_prompt.share=0.5", "masked_prompt changes nothing with objective='pretrain'"),
     ("--threshold=0.5", "threshold=0.5 changes nothing here, it is for rule='threshold' or 'dynamic'"),
     ("--texts.system_prompt=Add.", "system_prompt='Add.': how it is written is up to the model, so set texts.chat")])
 def test_typed_keys_of_a_choice_that_was_not_made_are_refused(typed, said):
-    refused(said, config.load, ["config/sudoku_grpo.py", typed])
+    refused(said, config.load, ["config/sudoku_grpo.py", *typed.split()])
+    config.load(["config/sudoku.py", "--lr_schedule=constant"])  # a recipe may have more than is used
 
 
 def test_a_typed_key_is_named_and_not_what_follows_from_it():

@@ -7,6 +7,7 @@ small sampler, enumerated, the gradient of the loss is that of the expected rewa
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import jax.flatten_util
@@ -596,3 +597,21 @@ def test_a_default_that_is_said_twice_is_the_same_both_times():
     same = said.keys() & keys.keys() - {"temperature", "early_end"}  # a run samples, a Plan alone is greedy
     assert {name: said[name] for name in same} == {name: keys[name] for name in same}
     assert LossConfig() == rl.loss_config(config.Config(ratio_level="token"))  # a run has no ratios
+
+
+@pytest.mark.parametrize("given, said", [
+    (dict(scale="std"), "'std': expected one of group, mean, batch, none"), (dict(baseline="median"), "'median': exp"),
+    (dict(normalize="all"), "'all': expected one of sum, each"),
+    (dict(rewards=np.eye(3)), "shape (3, 3): expected (R, N, G)")])  # fmt: skip
+def test_names_and_shapes_that_mean_nothing_are_refused(given, said):
+    refused(re.escape(said), advantages, **{"rewards": np.ones((1, 2, 3))} | given)
+    refused("'tokens': expected one of token, sequence, none", grpo.ratios, np.ones((1, 2)), None, None, "tokens")
+    refused("'tokens': expected one of token, seq", grpo.token_weights, "dapo", np.ones((1, 2)), 2, 1, "tokens")
+    refused("logp_est='elbos': one of elbo, .*, trace.*did you mean", diffusion.views, None, "elbos", None)
+
+
+def test_advantages_may_be_a_column_or_in_groups():
+    four, adv = (jnp.concatenate([a, a[:1]]) for a in (NEW, ADV))
+    values = {evaluate(LossConfig(), four, four, four, adv.reshape(shape), jnp.ones_like(four))[0]
+              for shape in (4, (4, 1), (2, 2))}  # fmt: skip
+    assert len(values) == 1

@@ -234,7 +234,7 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_share_of_a_prompt_can_be_masked_but_not_its_padding_and_is_not_scored(padded):
-    cfg = shared.run(logp_est="one_step", **{"masked_prompt.share": 0.3},
+    cfg = shared.run(logp_est="one_step", objective="grpo", init_from="x", **{"masked_prompt.share": 0.3},
                      model=model.ModelConfig(vocab_size=5, mask_id=4))
     completion = jnp.arange(5) >= jnp.full((2000, 1), 3)
     valid = jnp.arange(5) >= jnp.tile(jnp.array([[0], [2]]), (1000, 1)) if padded else None
@@ -449,6 +449,32 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
 def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes, words):
     changes = {k: f"{place}/base" if v == "BASE" else v for k, v in changes.items()}
     refused(re.escape(words), lambda: begin(tiny(**changes)))
+
+
+@pytest.mark.parametrize("typed, words", [
+    ("--kl_beta=0.1 --ref_from=nowhere", "'nowhere' is not a folder"),
+    ("--rewards=exact,judge --judge_from=nowhere", "'nowhere' is not a folder"),
+    ("--base.objective=judge", "init_from='config/sudoku_base.py' trains a judge, which writes no texts"),
+    ("--rewards=exact,judge --judge_from=config/sudoku_base.py", "judge_from='config/sudoku_base.py' trains no judge")])
+def test_what_a_run_names_is_looked_at_before_its_base_is_trained(typed, words, tmp_path):
+    def prepared():
+        setup.prepare(config.load(["config/sudoku_grpo.py", f"--base.out_dir={tmp_path}/base", *typed.split()]), None)
+
+    refused(words, prepared)
+
+
+def test_held_out_rows_that_do_not_fit_are_refused_before_the_base_is_trained(tmp_path):
+    for split, prompt in (("train", "1"), ("val", "1" * 99)):
+        jsonl(tmp_path / f"{split}.jsonl", [{"prompt": prompt, "completion": "2"}] * 9)
+    typed = f"--dataset={tmp_path}", "--rewards=exact", f"--base.out_dir={tmp_path}/base", "--max_prompt_len=5"
+    refused("val: no row fits", setup.prepare, config.load(["config/sudoku_grpo.py", *typed]), None)
+
+
+def test_a_reference_may_be_the_base_that_is_still_to_be_trained(tmp_path):
+    base = f"{tmp_path}/base"
+    typed = f"--base.out_dir={base}", "--kl_beta=0.1", f"--ref_from={base}"
+    with pytest.raises(TypeError):  # there is nothing that trains it
+        setup.prepare(config.load(["config/sudoku_grpo.py", *typed]), None)
 
 
 def test_a_machine_that_contains_nothing_is_refused_before_the_first_rollout(tiny, tmp_path, monkeypatch):
@@ -927,6 +953,14 @@ def test_a_function_of_a_user_with_the_name_of_a_reward_of_code_is_the_one_that_
         fns = rewards.resolve(cfg.rewards)
         assert fns["tests"](completions=["1"], prompts=[""]) == [0.25] and fns["syntax"].__module__ == "judges.programs"
     assert rewards.resolve("tests")["tests"].__module__ == "judges.programs"
+
+
+def test_two_threads_may_train_on_the_same_rows_and_rewards(tiny):
+    first, second = (in_memory.in_memory(tiny(rewards=()), [{"prompt": "1"}] * 9, SHORT) for _ in range(2))
+    for run in (first, second):
+        run.__enter__()
+    for run in (first, second):
+        run.__exit__(None, None, None)
 
 
 def test_a_reward_of_a_user_that_needs_a_batch_is_not_refused_for_the_first_row(tiny):

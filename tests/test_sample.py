@@ -428,6 +428,10 @@ def test_no_two_draws_of_a_row_share_a_number_and_padding_on_its_left_changes_no
     assert len(np.unique(numbers)) == 2 * 40 * len(step) and (found[0] == found[1]).all()
 
 
+def test_keys_of_another_number_than_the_rows_are_refused():
+    refused("2 keys for 1 rows", generate, PARAMS, jax.random.split(KEY, 2), holes("01__"), TINY, Plan())
+
+
 def test_one_plan_and_shape_is_compiled_once():
     sizes = set()
     for seed, row in enumerate(("01________", "0_1_0_1_0_", "0123012301")):

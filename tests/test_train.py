@@ -432,7 +432,7 @@ def test_weights_and_biases_gets_the_config_and_what_metrics_jsonl_gets_and_is_n
     seen = []
     fake = types.SimpleNamespace(init=lambda **given: seen.append(given) or fake,
                                  log=lambda values, step: seen.append({"step": step} | values),
-                                 finish=lambda exit_code: seen.append(exit_code))  # fmt: skip
+                                 finish=lambda exit_code: seen.append(exit_code), __spec__=1)  # fmt: skip
     monkeypatch.setitem(sys.modules, "wandb", fake)
     change_task(monkeypatch, evaluate=scripted([0.5] * 9))
     cfg = tiny(wandb=True, **{"wandb.project": "p", "wandb.entity": "e"})

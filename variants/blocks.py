@@ -316,14 +316,10 @@ def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
         stored = jnp.where(turn.extra, turn.stored + cfg.block, turn.stored)
         return s, stored, cache
 
-    def unfinished(state):
-        return jnp.any(state[0].z == cfg.mask_id)
-
     cache = None if plan.cache == "none" else caches.prefill(params, z, cfg, valid, group)
     state = sample.begin(z), jnp.zeros(B, jnp.int32), cache
-    if group > 1:
-        state = step(state, group)
-    s, _, _ = jax.lax.while_loop(unfinished, step, state)
+    state = caches.until_filled(step, state, cfg, group)
+    s = state[0]
     passes = s.step.max(1) + 1 if cache is None else caches.distinct_steps(s.step)
     return sample.result(s, passes)
 

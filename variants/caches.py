@@ -165,6 +165,17 @@ def current_block(s, cfg, plan):
     return sample.block_window(s, block, cfg, plan), refresh
 
 
+def until_filled(step, state, cfg, group=1):
+    """Take steps, the first one for groups, until no mask is left in the first entry of state, a sample.Filling."""
+
+    def unfinished(state):
+        return jnp.any(state[0].z == cfg.mask_id)
+
+    if group > 1:
+        state = step(state, group)
+    return jax.lax.while_loop(unfinished, step, state)
+
+
 def fill_with_cache(params, keys, z, cfg, plan, valid, group):
     """Fill the masks of z (B, T) as sample.fill_in_steps does, with one of Fast-dLLM's caches."""
 
@@ -179,13 +190,8 @@ def fill_with_cache(params, keys, z, cfg, plan, valid, group):
             s = sample.fill_rest(s, sample.behind_the_end, cfg)
         return s, for_all_rows(cache, group)
 
-    def unfinished(state):
-        return jnp.any(state[0].z == cfg.mask_id)
-
     state = sample.begin(z), new_cache(cfg, *z.shape)
-    if group > 1:
-        state = step(state, group)
-    s, _ = jax.lax.while_loop(unfinished, step, state)
+    s, _ = until_filled(step, state, cfg, group)
     return sample.result(s, distinct_steps(s.step))
 
 

@@ -4,7 +4,6 @@ Autoregressive models: every token is predicted from those left of it, as in all
 A text is moved right by one column before the network reads it, with a start token in front. So the state in a column
 is about the token of that column, as in a denoiser, and nothing outside the network has to know.
 """
-import jax
 import jax.numpy as jnp
 
 import diffusion
@@ -91,12 +90,10 @@ def fill_from_the_left(params, keys, z, cfg, plan, valid, group):
         s = sample.write(s, w, *chosen)
         return sample.fill_rest(s, sample.behind_the_end, cfg), cache
 
-    def unfinished(state):
-        return jnp.any(state[0].z == cfg.mask_id)
-
     moved, there = moved_right(z, valid, cfg)
-    state = sample.begin(z), caches.prefill(params, moved, cfg, there, group)
-    s, _ = jax.lax.while_loop(unfinished, step, state)
+    cache = caches.prefill(params, moved, cfg, there, group)
+    state = sample.begin(z), cache
+    s, _ = caches.until_filled(step, state, cfg)
     return sample.result(s, caches.distinct_steps(s.step))
 
 

@@ -3,6 +3,7 @@ Log to Weights & Biases as well:  --wandb=True
 """
 import contextlib
 import dataclasses
+import importlib.util
 import os
 
 import config
@@ -15,10 +16,7 @@ class Keys(config.Section):
     entity: str | None = config.key(None, "its account; None: your own")
 
     def between_keys(self, c):
-        try:
-            import wandb  # noqa: F401
-        except ImportError:
-            yield True, "wandb=True needs the package wandb: pip install wandb"
+        yield not importlib.util.find_spec("wandb"), "wandb=True needs the package wandb: pip install wandb"
 
     @contextlib.contextmanager
     def logger(self, cfg):
