@@ -194,11 +194,11 @@ class Loss(NamedTuple):
 
 
 AGGREGATIONS = Choices(token=per_token, sequence=per_sequence, constant=constant, sum=summed)
-LOSSES = {
-    "grpo": Loss(clipped, per_sequence, clip_metrics),
-    "dapo": Loss(clipped, per_token, clip_metrics),
-    "dr_grpo": Loss(clipped, constant, clip_metrics),
-}
+LOSSES = Choices(
+    grpo=Loss(clipped, per_sequence, clip_metrics),
+    dapo=Loss(clipped, per_token, clip_metrics),
+    dr_grpo=Loss(clipped, constant, clip_metrics),
+)
 
 
 def token_weights(
@@ -242,7 +242,7 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
         old_logp = current
     log_ratio = logp - jnp.where(jnp.isnan(old_logp), current, old_logp)
     if level not in ("token", "sequence", "none"):
-        raise ValueError(f"ratio level {level!r}: expected token, sequence or none")
+        raise ValueError(f"{level!r}: expected one of token, sequence, none")
     if level == "sequence":
         total = (log_ratio * mask * share).sum(1, keepdims=True)
         log_ratio = total / jnp.maximum(mask.sum(1, keepdims=True), 1)
@@ -269,7 +269,7 @@ def k3(logr, batch):
     return jnp.expm1(logr) - logr
 
 
-KLS = {"k2": k2, "k3": k3}
+KLS = Choices(k2=k2, k3=k3)
 
 
 def ratio_metrics(ratio: Array, batch: LossBatch, cfg: LossConfig) -> dict[str, Array]:
