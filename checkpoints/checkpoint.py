@@ -7,7 +7,6 @@ and run.json (the step, the best step so far, the config). A checkpoint appears 
 
 import dataclasses
 import functools
-import json
 import os
 import re
 from collections.abc import Callable
@@ -133,14 +132,6 @@ def save_run(cfg: Any, state: Any, tok: Tokenizer, best: dict[str, Any] | None, 
     with disk.naming(temporary):
         tok.save(temporary)
     publish(cfg, temporary, final, best, files)
-
-
-def update_run(cfg: Any, step: int, **changes: Any) -> None:
-    """Change entries of the run.json of a checkpoint that is there."""
-    folder = checkpoint_folder(cfg.out_dir, step)
-    found = read_run(folder) | changes
-    with disk.replacing(os.path.join(folder, "run.json")) as f:
-        json.dump(found, f, indent=2)
 
 
 def checkpoint_files(cfg, state, best, finished):

@@ -156,3 +156,11 @@ def refuse_names(problem: str, there: set[str], expected: set[str]) -> NoReturn:
         return ", ".join(sorted(names)[:4]) + more or "none"
 
     raise ValueError(f"{problem}: missing tensors: {some(expected - there)}; unknown tensors: {some(there - expected)}")
+
+
+def dtype_in(files, places):
+    """Return the dtype for the tensors in files {name: open file}: bfloat16 if the first of the places that is there
+    has 16 bits."""
+    first = next((place.name for place in places if place.name in files), None)
+    kind = first and files[first].get_slice(first).get_dtype()
+    return "bfloat16" if kind in ("BF16", "F16") else "float32"

@@ -244,20 +244,16 @@ def load_folder(
         raise ValueError(f"{folder}/config.json has no mask_token_id: a model of the family {kind} fills masks; add "
                          "the id with which it was trained")  # fmt: skip
     places, shapes = list(tensor_places(cfg, n_out, kind)), model.shapes(cfg, n_out)
-    dtype = dtype or dtype_in(files, places)
+    if dtype is None:
+        from checkpoints import foreign  # a run names its dtype
+
+        dtype = foreign.dtype_in(files, places)
     if files.keys() != {place.name for place in places}:
         from checkpoints import foreign
 
         files = foreign.without_copies(folder, files, places, FAMILIES[kind].tensors)
     params = load_tensors(folder, files, places, shapes, dtype, (f"{kind} model", "config.json"), pack)
     return params, dataclasses.replace(cfg, dtype=dtype)
-
-
-def dtype_in(files, places):
-    """Return the dtype for the tensors in files {name: open file}: bfloat16 if the first of the places that is there
-    has 16 bits."""
-    first = next((place.name for place in places if place.name in files), None)
-    return "bfloat16" if first and files[first].get_slice(first).get_dtype() in ("BF16", "F16") else "float32"
 
 
 def load_tensors(folder, files, places, shapes, dtype, described, pack=None):

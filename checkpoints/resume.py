@@ -3,6 +3,7 @@ Read the state of a checkpoint, to resume its run. Each device reads only its pa
 """
 
 import glob
+import json
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -71,3 +72,11 @@ def has_passed(run: dict[str, Any], cfg: Any) -> bool:
     if not (run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at):
         return False
     return bool(best["step"] or run["step"] < run["config"]["max_iters"])
+
+
+def update_run(cfg: Any, step: int, **changes: Any) -> None:
+    """Change entries of the run.json of a checkpoint that is there."""
+    folder = checkpoint.checkpoint_folder(cfg.out_dir, step)
+    found = checkpoint.read_run(folder) | changes
+    with disk.replacing(os.path.join(folder, "run.json")) as f:
+        json.dump(found, f, indent=2)

@@ -360,7 +360,6 @@ def idle(c):
         ("threshold", c.rule == "quota", "rule='threshold' or 'dynamic'"),
         ("loss_norm", grpo, "objective='pretrain'"),
         ("lr_end", c.lr_schedule == "constant" and "lr_end" in c.typed, "lr_schedule='cosine'"),
-        ("max_iters", c.num_epochs and "max_iters" in c.typed, "num_epochs=None"),
         (" ".join(name for name in c.typed if name in OF_GRPO), not grpo, "objective='grpo'"),
         ("mask_ratio_min mask_ratio_max", not c.fill_in and c.logp_est != "coupled", "fill_in or logp_est='coupled'"),
         ("clip_low clip_high", grpo and c.ratio_level == "none", "a ratio: ratio_level='token' or 'sequence'"),

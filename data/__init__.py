@@ -22,8 +22,6 @@ import functools
 import itertools
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,21 +134,10 @@ def prepare(path: Any) -> Any:
     home = next((folder for folder in (full, full.parent) if (folder / "prepare.py").exists()), None)
     if home is None or full.is_file() or is_made(full) or ROOT.resolve() not in (home / "prepare.py").resolve().parents:
         return path
-    make(home, [full.name] if full != home else [])
+    from data import hub  # most folders are there
+
+    hub.make(home, [full.name] if full != home else [])
     return path
-
-
-def make(home: Path, part: list[str]) -> None:
-    """Run the prepare.py in a folder. part: [the name of what it should make], if it makes several."""
-    if not os.access(home, os.W_OK):
-        raise ValueError(f"{home} cannot be written, and prepare.py makes its files there on first use: copy the "
-                         "project to a folder of your own")  # fmt: skip
-    script = home / "prepare.py"
-    name = "/".join([home.name, *part])
-    print(f"data/{name} is used for the first time: running {script}", file=sys.stderr, flush=True)
-    # In a session of its own, so that only this process gets ctrl-C; it ends the other without a traceback.
-    if subprocess.run([sys.executable, str(script), *part], start_new_session=True).returncode:
-        raise ValueError(f"{script} failed, for the reason above; it can be run by itself")
 
 
 # ---- formats ---------------------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """
-Data sets that are not below data/: your own, and those of huggingface.co, which, as its models, the package
-huggingface_hub downloads.
+Data sets that are not there yet, or not below data/: those that a prepare.py makes, your own, and those of
+huggingface.co, which, as its models, the package huggingface_hub downloads.
 """
 import difflib
 import functools
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,3 +78,16 @@ def part_with_rows(folder: Path, with_rows: list[Path]) -> Path:
             f"are {', '.join(p.name for p in with_rows)}"
         )
     return chosen[0]
+
+
+def make(home: Path, part: list[str]) -> None:
+    """Run the prepare.py in a folder. part: [the name of what it should make], if it makes several."""
+    if not os.access(home, os.W_OK):
+        raise ValueError(f"{home} cannot be written, and prepare.py makes its files there on first use: copy the "
+                         "project to a folder of your own")  # fmt: skip
+    script = home / "prepare.py"
+    name = "/".join([home.name, *part])
+    print(f"data/{name} is used for the first time: running {script}", file=sys.stderr, flush=True)
+    # In a session of its own, so that only this process gets ctrl-C; it ends the other without a traceback.
+    if subprocess.run([sys.executable, str(script), *part], start_new_session=True).returncode:
+        raise ValueError(f"{script} failed, for the reason above; it can be run by itself")

@@ -17,7 +17,6 @@ import diffusion
 import rewards
 import rl
 import sample
-from checkpoints import checkpoint
 from data import texts
 from judges import rules
 from loop import run_rewards, runs
@@ -215,6 +214,8 @@ def evaluate_if_lacking(run, state, best, done):
     if due and not run.log.evaluated:
         values, best = evaluate_and_log(run, state, best)
         if state.step:
+            from checkpoints import resume  # a run that begins has no checkpoint yet
+
             done = done or reaches_stop(run, values)
-            checkpoint.update_run(run.cfg, state.step, best=best, finished=done)
+            resume.update_run(run.cfg, state.step, best=best, finished=done)
     return best, done

@@ -667,7 +667,6 @@ def test_a_typed_key_on_which_another_has_the_last_word_is_refused(file, line, n
     ("--judge.n_rows=9", "the keys of judge change nothing here, they are for objective='judge'"),
     ("--kl_est=k2", "kl_est='k2' changes nothing here, it is for kl_beta above 0"),
     ("--lr_schedule=constant --lr_end=0.5", "lr_end=0.5 changes nothing here, it is for lr_schedule='cosine'"),
-    ("--num_epochs=2 --max_iters=9", "max_iters=9 changes nothing here, it is for num_epochs=None"),
     ("--objective=pretrain --masked_prompt.share=0.5", "masked_prompt changes nothing with objective='pretrain'"),
     ("--threshold=0.5", "threshold=0.5 changes nothing here, it is for rule='threshold' or 'dynamic'"),
     ("--texts.system_prompt=Add.", "system_prompt='Add.': how it is written is up to the model, so set texts.chat")])
