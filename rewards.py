@@ -220,8 +220,7 @@ def combine(
     parts = {}
     for weight, (name, fn) in zip(weights, fns.items(), strict=True):
         scores = call_reward(name, fn, prompts, completions, columns)
-        part = np.array([math.nan if score is None else float(score) for score in scores])
-        parts[name] = part
+        parts[name] = part = np.array([math.nan if score is None else float(score) for score in scores])
         columns = {"first_reward": part.tolist()} | columns  # later rewards do not replace it
         notes = scores.notes if isinstance(scores, Scores) else {}
         parts |= {f"{name}/{note}": np.array(values, float) for note, values in notes.items()}
@@ -283,7 +282,6 @@ def score(
     ids: the token ids of each completion, those of a row one after the other.
     fast (B,): the tokens per pass of each completion.
     """
-    weights = weights_of(cfg, fns) + (0.0,) * len(eval_only)
     repeated = [row for row in rows for _ in range(n_each)]
     of_a_run = {
         "groups": np.repeat(np.arange(len(rows)), n_each).tolist(),
@@ -293,8 +291,9 @@ def score(
     }
     columns = of_a_run | as_columns(repeated)
     prompts, completions = [row["prompt"] for row in repeated], [tok.decode(row) for row in ids]
-    _, parts = combine(fns | eval_only, weights, prompts, completions, columns)
-    table = [np.where(weight, changed(parts[name], cfg), np.nan) for name, weight in zip(fns, weights, strict=False)]
+    _, parts = combine(fns | eval_only, None, prompts, completions, columns)
+    weighted = zip(fns, weights_of(cfg, fns), strict=True)
+    table = [np.where(weight, changed(parts[name], cfg), np.nan) for name, weight in weighted]
     return Scored(rows, completions, np.reshape(table, (len(fns), len(rows), n_each)), parts)
 
 

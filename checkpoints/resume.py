@@ -1,5 +1,5 @@
 """
-Read the state of a checkpoint, to resume its run. Each device reads only its part.
+Read the state of a checkpoint, to resume its run; and change what its run.json says. Each device reads only its part.
 """
 
 import glob

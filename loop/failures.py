@@ -7,8 +7,8 @@ import errno
 import os
 import shutil
 
-import config
 from checkpoints import checkpoint
+from config import is_inside
 
 
 def without_device(e):
@@ -36,7 +36,7 @@ def of_the_disk(e, out_dir):
     """Say where an OSError in out_dir left the run -> the error to raise, which names the last whole checkpoint; an
     error of elsewhere as it is. A half written checkpoint is deleted."""
     file = str(e.filename)
-    if e.errno == errno.ENOENT or not (config.is_inside(file, out_dir) or config.is_inside(out_dir, file)):
+    if e.errno == errno.ENOENT or not (is_inside(file, out_dir) or is_inside(out_dir, file)):
         return e
     shutil.rmtree(os.path.join(out_dir, checkpoint.WRITING), ignore_errors=True)
     cure = "make room" if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
