@@ -213,16 +213,21 @@ def likelihood(params, batch, key, cfg, n=8, start=0) -> jax.Array:
     def logp_alone(logits, x, place):
         return (gather_logp(logits, x),)
 
-    def of_views(part):
-        masked, scored = part
-        return view_logp(params, x, masked, cfg, valid, start, scored, logp_alone)[0]
+    def of_views(masked, scored):
+        (logp,) = view_logp(params, x, masked, cfg, valid, start, scored, logp_alone)
+        return logp
 
-    parts = masked, share > 0
+    def of_one(view):
+        masked, scored = view
+        return of_views(masked[:, None], scored[:, None])[:, 0]
+
+    scored = share > 0
     if in_rows(cfg):  # one view after the other
-        by_view = jax.tree.map(lambda a: a.swapaxes(0, 1)[:, :, None], parts)
-        logp = jax.lax.map(of_views, by_view)[:, :, 0].swapaxes(0, 1)
+        by_view = masked.swapaxes(0, 1), scored.swapaxes(0, 1)
+        logp = jax.lax.map(of_one, by_view)
+        logp = logp.swapaxes(0, 1)
     else:
-        logp = of_views(parts)
+        logp = of_views(masked, scored)
     return sharding.replicate((share * logp).sum((1, 2)))
 
 
@@ -364,6 +369,8 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, scored=None, say=logp
     def at_place(logits, token, i, k, column):
         return say(logits, token, Place(i, column + start, z[i, k]))
 
-    arrays = text[..., start:], *jnp.indices(h.shape[:-1])
-    out = read_logits(params, h, cfg, at_place, scored[..., start:], arrays)
-    return tuple(jnp.pad(a, ((0, 0), (0, 0), (start, 0))) for a in out)
+    place = jnp.indices(h.shape[:-1])
+    arrays = text[..., start:], *place
+    found = read_logits(params, h, cfg, at_place, scored[..., start:], arrays)
+    prompt = (0, 0), (0, 0), (start, 0)
+    return tuple(jnp.pad(of_completion, prompt) for of_completion in found)

@@ -15,7 +15,12 @@ from checkpoints.family import BLOCK_LENGTHS, FAMILIES
 from system import disk, sections
 from system.tokens import foreign
 
-LLAMA3_ROPE = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"  # rope.scaling
+LLAMA3_ROPE = (  # rope.scaling
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+)
 
 
 def understand(

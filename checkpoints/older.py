@@ -1,16 +1,17 @@
 """
-Read the config of a run that was recorded when keys had other names (config/elsewhere.txt), and its state from when the
+Read the config of a run that was recorded when keys had other names (renamed.txt), and its state from when the
 layers of a model were stacked.
 """
 
 import functools
 import re
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
-from system import unknown
 from system.index import file_of
 
+RENAMED = Path(__file__).with_name("renamed.txt")  # each line: how a key was called, and how it is called now
 # The values with which keys once said that a run does not use a variant, by their names then: runs recorded them.
 OFF: dict[str, Any] = (
     dict.fromkeys("lora_rank base_bits reward_clip model.block_causal model.rope_scaling model.n_experts".split())
@@ -28,7 +29,7 @@ OFF: dict[str, Any] = (
 
 def as_named_now(was: dict[str, Any]) -> dict[str, Any]:
     """Return the config in an older run.json with the names that keys have now, without the variants that are off."""
-    new = unknown.renamed()
+    new = dict(line.split() for line in RENAMED.read_text().splitlines())
     new = new | {f"model.{old}": f"model.{now}" for old, now in new.items()}
     may_be_off = {file_of(new.get(old, old)) for old in OFF}
     on = {file_of(new.get(old, old)) for old, value in OFF.items() if was.get(old, value) != value}

@@ -7,7 +7,7 @@ masks.
     python train.py config/dream_countdown_grpo.py --model=tiny      on a random Dream: does the recipe run?
     python train.py config/dream_countdown_grpo.py --model=small   countdown, on a base trained first: does it learn?
 
-The LoRA needs 28 GB and fits one card of 80 GB; training all parameters (--lora=False) fits 8 cards, at 27 GB each
+The LoRA needs 26 GB and fits one card of 80 GB; training all parameters (--lora=False) fits 8 cards, at 26 GB each
 (--plan=8xH100).
 
 Not run here on the real model. The settings are those of the paper's script for Dream (2512.03759); the numbers of

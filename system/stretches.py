@@ -30,7 +30,8 @@ def likeliest(logits):
     32,768)."""
     logits = jax.lax.stop_gradient(logits)
     parts = cut(logits, -jnp.inf)
-    best = alone(parts.max(-1)).argmax(-1)
+    peak = alone(parts.max(-1))
+    best = peak.argmax(-1)
     inside = jnp.take_along_axis(parts, best[..., None, None], -2)[..., 0, :]
     return best * parts.shape[-1] + inside.argmax(-1)
 
@@ -41,7 +42,8 @@ def draw_rows(keys, logits, inverse_cdf):
     The vocabulary is cut as `kernels.peak_and_sum` cuts it, so both read it once. (Its stretches have other lengths
     than those of `kernels.draw`: the same key draws another token there, just as often.)"""
     parts = cut(logits)
-    peak = alone(parts.max(-1)).max(-1)[:, None, None]
+    peak = alone(parts.max(-1)).max(-1)
+    peak = peak[:, None, None]
     sums = alone(jnp.exp(parts - peak).sum(-1))
     stretch_keys, token_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
     stretch = jax.vmap(inverse_cdf)(stretch_keys, sums)[:, None]

@@ -19,20 +19,14 @@ from typing import Any
 
 FILE = Path(__file__).parents[1] / "config/elsewhere.txt"
 # What to say before the last column of FILE.
-ANSWER = {"=": "here it is ", "-": "there is no such thing here: ", ">": "it is now "}
+ANSWER = {"=": "here it is ", "-": "there is no such thing here: "}
 
 
 @functools.cache
 def foreign_keys():
-    """Read config/elsewhere.txt: [[key of another program, "=", "-" or ">", our key or why there is none], ...]."""
+    """Read config/elsewhere.txt: [[key of another program, "=" or "-", our key or why there is none], ...]."""
     lines = FILE.read_text().splitlines()
     return [line.split(maxsplit=2) for line in lines if line.strip() and line[0] != "#"]
-
-
-@functools.cache
-def renamed() -> dict[str, str]:
-    """Return how our own keys were called once, and how they are called now {old: new}."""
-    return {old: new for old, sign, new in foreign_keys() if sign == ">"}
 
 
 def quote(value: Any) -> str:
@@ -89,14 +83,12 @@ def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
     own = [one for one in keys if one.partition(".")[0] == file]
     words = dict.fromkeys((name, bare if own else leaf))
     for word, (theirs, sign, answer) in itertools.product(words, foreign_keys()):
-        # An old key of ours that is one common word is meant only where nothing stands before it.
-        is_meant = sign != ">" or word == bare or "_" in word
-        if is_meant and fnmatch.fnmatchcase(word.replace("-", "_"), theirs):
+        if fnmatch.fnmatchcase(word.replace("-", "_"), theirs):
             return f"{message}: {ANSWER[sign]}{answer}"
     names = {k: k for k in own or (*known, *keys) if "." in k or k in known}
     if bare == file:
         last = {k.split(".")[-1]: k for k in (*keys, *known)}
-        names = last | names | renamed()
+        names = last | names
     near = difflib.get_close_matches(bare.lower(), names, 1, 0.7)
     if near:
         message += f", did you mean {names[near[0]]!r}?"
@@ -108,14 +100,10 @@ def key(name: str, known: Collection[str], keys: Collection[str] = ()) -> str:
 
 def keyword(name: str, known: Collection[str], keys: dict[str, Any]) -> str:
     """Return the message for a keyword of Config(...) that does not exist. known, keys: as in `key`."""
-    new = renamed().get(name, name)
-    if new != name or new in keys:
-        file, _, field = new.partition(".")
-        found = keys.get(new)
-        owner = "ModelConfig" if found and found.kind == "Shape" else "Config"
-        section = found.written if found else f"{file}.Keys"
-        said = f"is now {new}" if new != name else f"is of a variant, {file}"
-        return f"{name} {said}: {owner}(use=({section}({field and field + '=...'}),))"
+    if found := keys.get(name):
+        owner = "ModelConfig" if found.kind == "Shape" else "Config"
+        file, field = name.partition(".")[0], found.field
+        return f"{name} is of a variant, {file}: {owner}(use=({found.written}({field and field + '=...'}),))"
     if f"model.{name}" in known:
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
     return key(name, known, keys)
@@ -123,8 +111,7 @@ def keyword(name: str, known: Collection[str], keys: dict[str, Any]) -> str:
 
 def unreadable(name: str, text: str, kind: Any, keys: Collection[str]) -> str:
     """Return the message for the text of a key that is no value of its type. keys: as in `key`."""
-    now = renamed().get(name)
-    more = f"; what was {name} is now --{now}={text}" if now else of_value(name, text)
+    more = of_value(name, text)
     own = [key for key in keys if key.startswith(f"{name}.")]
     if own and not more:
         more = f"; the keys of {name} are {', '.join(own)}"

@@ -563,16 +563,18 @@ def test_a_key_is_typed_with_the_name_of_its_file(tmp_path):
 def test_a_key_that_is_not_there_answers_with_those_that_are(file, tmp_path):
     assert "'lora.rnk', did you mean 'lora.rank'?; there are lora.rank, lora.alpha" in message(file, "--lora.rnk=3")
     assert message(file, "--lroa.rank=3").endswith("did you mean 'lora.rank'?")
-    assert "'lora_rank': it is now lora.rank" in message(file, "--lora_rank=3")
-    assert "'block_causal': it is now blocks.block" in message(file, "--model.block_causal=3")
-    assert "expected True or False; what was factor is now --factor.limit=2" in message(file, "--factor=2")
+    assert "'lora_rank': here it is lora.rank" in message(file, "--lora_rank=3")
+    assert "'n_experts': here it is moe.n_experts" in message(file, "--model.n_experts=3")
+    assert "expected True or False; the keys of factor are factor.limit" in message(file, "--factor=2")
     assert "'use': there is no such thing here: a variant is put in use by a key" in message(file, "--use=lora")
     for old, said in {
-        "lora_rank=3": "lora_rank is now lora.rank: Config(use=(lora.Keys(rank=...),))",
-        "budget=3.0": "budget is now entropy.budget: Config(use=(rules.Entropy(budget=...),))",
+        "lora_rank=3": "unknown config key 'lora_rank': here it is lora.rank",
+        "budget=3.0": "unknown config key 'budget', did you mean 'entropy.budget'?",
         "**{'lora.rank': 3}": "lora.rank is of a variant, lora: Config(use=(lora.Keys(rank=...),))",
-        "model=ModelConfig(block_causal=3)":
-            "block_causal is now blocks.block: ModelConfig(use=(blocks.Shape(block=...),))",
+        "**{'entropy.budget': 3.0}": "is of a variant, entropy: Config(use=(rules.Entropy(budget=...),))",
+        "lora=True": "lora is of a variant, lora: Config(use=(lora.Keys(),))",
+        "model=ModelConfig(**{'blocks.block': 3})":
+            "blocks.block is of a variant, blocks: ModelConfig(use=(blocks.Shape(block=...),))",
     }.items():
         assert said in message(written(tmp_path, f"config = Config({old})", "old.py"))
 
