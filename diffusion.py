@@ -283,6 +283,7 @@ class EstimatorInputs(NamedTuple):
     counts: jax.Array | None = None  # (B, T) bool, the tokens in the loss; None: the whole completion
     cfg: model.ModelConfig = model.ModelConfig()  # trace: the model that wrote the tokens
     valid: jax.Array | None = None  # (B, T) False on left padding
+    use: tuple = ()  # the keys of variants, which Keys.of(inputs) reads
 
 
 def split_weight(masked, w):

@@ -294,6 +294,8 @@ def loss(logp: Array, batch: LossBatch, cfg: LossConfig) -> tuple[Array, dict[st
 
     def weighted_sum(terms):
         """Add terms up; terms of tokens (B, T) are multiplied by their share, those of sequences (B, 1) include it."""
+        if terms.shape not in (logp.shape, (len(logp), 1)):
+            raise ValueError(f"a loss or KL returns the shape {terms.shape}: expected (B, T) = {logp.shape} or (B, 1)")
         return jnp.sum(batch.weight * (batch.share * terms if terms.shape == logp.shape else terms))
 
     pg_loss = weighted_sum(LOSSES[cfg.loss].token_loss(ratio, logp, batch.adv[:, None], cfg))

@@ -26,7 +26,7 @@ import model
 import rewards
 import sample
 from data.texts import completion_ids
-from system import sharding
+from system import sections, sharding
 
 # ---- the records -----------------------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ def select_completions(found: rewards.Scored, adv, cfg) -> Chosen:
     largest |advantage|. What `terms` need is computed first, from the advantages as they were."""
     extra = {name: term.of_completions(found, adv, cfg) for name, term in terms(cfg).items() if term.of_completions}
     for section in cfg.use:
-        adv = section.credit(found, adv, cfg)
+        adv = sections.of_shape(section.credit(found, adv, cfg), section.__module__, adv.shape)
     adv, M = np.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
     everything = Chosen(found.rollout, adv, extra)
     largest = np.argsort(-np.abs(adv), stable=True)[:M]
@@ -208,6 +208,7 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
         counts=r.counts,
         cfg=cfg.model,
         valid=r.valid,
+        use=cfg.use,
     )
     for section in cfg.use:
         views = section.views(key, views, r, cfg)

@@ -30,6 +30,16 @@ import numpy as np
 
 import model
 from system import kernels, sections, sharding
+from system.sections import NON_NEGATIVE, POSITIVE_INT, SMALLEST, within
+
+CHECKS = {
+    "steps": POSITIVE_INT,
+    "block_len": POSITIVE_INT,
+    "threshold": NON_NEGATIVE,
+    "temperature": NON_NEGATIVE,
+    "top_k": POSITIVE_INT,
+    "top_p": within(SMALLEST, 1, "None, or a number above 0 and up to 1"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +64,12 @@ class Plan:
     kind: ClassVar[str] = "Keys"  # of the sections in `use`
 
     def __post_init__(self):
-        least = dict(steps=1, block_len=1, top_k=1, threshold=0, temperature=0)
-        for name, x in least.items():
+        for name, check in CHECKS.items():
             value = getattr(self, name)
-            if value is not None and not value >= x:  # nor is nan
-                raise ValueError(f"{name}={value!r}: expected at least {x}")
+            if not (value is None or check.holds(value)):
+                raise ValueError(f"{name}={value!r}: expected {check.expected}")
         for name, table in (("order", ORDERS), ("rule", RULES), ("cache", CACHES)):
             sections.require(name, getattr(self, name), table)
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p!r}: expected None, or a number above 0 and up to 1")
         named = [sections.variant_named(RULES, self.rule)]
         object.__setattr__(self, "use", sections.in_order(self.use, self.kind, named))
 
@@ -258,7 +265,6 @@ def score_positions(logits, keys, column, plan, drawn=None):
     score = ORDERS[plan.order](logits, token, keys, column)
     if plan.order not in ("left", "random"):  # these two are exact
         score = kernels.without_noise(score)
-    score = jnp.where(jnp.isnan(score), model.NEVER, score)  # nan: a broken model must not hang the loop
     return score, probability(logits, token), -negative_entropy(logits)
 
 
@@ -331,6 +337,8 @@ def choose(params, keys, h, z, w, valid, cfg, plan, rule):
     order, confidence, entropy, *drawn = by_row(kernels.wanted_in_chunks(score, n, w.masked.reshape(-1), at))
     rank = rank_of(jnp.where(w.masked, order, -jnp.inf))
     chosen = rule(Block(w.masked, rank, confidence, entropy, w.i[:, None], w.steps[:, None]), plan)
+    # From the last step of the schedule on, the first mask goes whatever a rule says: so the loop ends.
+    chosen = sections.of_shape(chosen, plan.rule, rank.shape) | (rank == 0) & (w.i >= w.steps - 1)[:, None]
     if not draws_first:  # draw only what is committed
         committed = (w.masked & chosen).reshape(-1)
         drawn = by_row(kernels.wanted_in_chunks(draw, min(n, max(B * L // 8, 256)), committed, at))

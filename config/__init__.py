@@ -26,7 +26,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 import diffusion
 import grpo
@@ -195,15 +194,24 @@ def named_variants(cfg: Config) -> list[str]:
 
 def n_views(cfg: Config) -> int:
     """Return the number of masked copies per completion that grpo scores."""
-    return views_made(diffusion.ESTIMATORS[cfg.logp_est], cfg.logp_views)
+    T = cfg.max_prompt_len + cfg.max_new_tokens
+    return views_made(diffusion.ESTIMATORS[cfg.logp_est], cfg.logp_views, T, cfg.model, cfg.use)
 
 
 @functools.cache
-def views_made(estimator, n):
-    """Return the number of copies that an estimator, a function, makes for logp_views=n. It is traced, and nothing is
-    computed: no device may be used before the processes have met."""
-    completion, inputs = np.ones((1, 1), bool), diffusion.EstimatorInputs(np.zeros((1, 1), int), n)
-    masked, *_ = jax.eval_shape(lambda: estimator(jax.random.key(0), completion, inputs))
+def views_made(estimator, n, T=8, model=Config.model, use=()):
+    """Return the number of copies that an estimator, a function, makes for logp_views=n of texts of T tokens. It is
+    traced, and nothing is computed: no device may be used before the processes have met."""
+
+    def views():
+        step = jax.numpy.zeros((2, T), int)
+        there = step == 0
+        inputs = diffusion.EstimatorInputs(step, n, counts=there, cfg=model, valid=there, use=use)
+        return estimator(jax.random.key(0), there, inputs)
+
+    masked, weight, share = jax.eval_shape(views)
+    sections.of_shape(weight, estimator.__name__, (2, *masked.shape[1:2], T))
+    sections.of_shape(share, estimator.__name__, (2, T))
     return masked.shape[1]
 
 

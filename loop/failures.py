@@ -1,14 +1,15 @@
 """
-Say why a run fails, or may be failing: no device, a loss that is not finite, a full disk, a reward that raises
-or cannot read its rows.
+Say why a run fails: no device, a loss that is not finite, a full disk, a reward that raises or cannot read its rows.
 """
 
 import errno
+import math
 import os
 import shutil
 
 from checkpoints import checkpoint
 from config import is_inside
+from system import unknown
 
 
 def without_device(e):
@@ -18,18 +19,21 @@ def without_device(e):
                       "unset it to run on what there is, or install jax for your GPU")
 
 
-def not_finite(step, values, last, cfg):
+def not_finite(step, values, last, cfg, is_first):
     """Say which metrics, `values`, are not finite, and what may help -> the error to raise. last: the metrics of the
-    step before, or None."""
-    kept = checkpoint.steps(cfg.out_dir)
-    return ValueError(
-        f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. The last finite step was "
-        + (f"{last['step']}: loss {last['loss']:.4f}, gradient norm {last['grad_norm']:.3g}. "
-           if last and "loss" in last else "none. ")
-        + (f"The checkpoint before it is kept: {cfg.out_dir}/step-{kept[-1]:06d}. " if kept else "None was saved yet. ")
-        + f"Try a lower learning_rate (now {cfg.learning_rate}), more warmup_iters (now {cfg.warmup_iters}), "
-        + f"a smaller grad_clip (now {cfg.grad_clip})" + (", dtype=float32" if cfg.model.dtype != "float32" else "")
-    )  # fmt: skip
+    step before, or None. is_first: True if nothing was updated before."""
+    what = f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. "
+    if is_first:
+        names = ", ".join(name for name, value in values.items() if not math.isfinite(value))
+        return ValueError(f"{what}This was the first update, so the reason is no learning rate. Not finite: {names}. "
+                          "Look at the starting model, and at what is your own: loss, estimator, credit, views")
+    if last and "loss" in last:
+        what += (f"The last finite step was {last['step']}: loss {last['loss']:.4f}, gradient norm "
+                 f"{last['grad_norm']:.3g}. ")  # fmt: skip
+    if kept := checkpoint.steps(cfg.out_dir):
+        what += f"The checkpoint before it is kept: {cfg.out_dir}/step-{kept[-1]:06d}. "
+    return ValueError(f"{what}Try a lower learning_rate (now {cfg.learning_rate}), more warmup_iters, a smaller "
+                      "grad_clip" + (", dtype=float32" if cfg.model.dtype != "float32" else ""))  # fmt: skip
 
 
 def of_the_disk(e, out_dir):
@@ -60,25 +64,9 @@ def of_first_row(name, fn, error, dataset, what):
 def save_and_explain(run, state, best, where, error):
     """Save the run when a reward fails, if it has taken a step and trains -> the error to raise, which says where it
     failed and how to go on."""
+    message = f"{where}: {unknown.explain(error)}"
     if not state.step or run.cfg.eval_only:
-        return ValueError(f"{where}: {error}")
+        return ValueError(message)
     checkpoint.save_run(run.cfg, state, run.tok, best, finished=False)
-    return ValueError(f"{where}: {error}. Saved {run.cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
+    return ValueError(f"{message}. Saved {run.cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
                       "--resume=True")  # fmt: skip
-
-
-def collapse(name, means, group_size):
-    """Warn of a metric that looks like a collapse, and say when that is likely to be false. means: see
-    rollout_log.looks_collapsed."""
-    best, last = means.max(), means[-1]
-    if name == "reward":
-        return (f"the reward has fallen from {best:.3g} to {last:.3g}. Try a lower learning_rate. Likely to be false "
-                "if few completions earn anything, if the prompts became harder, or if the reward always goes up and "
-                "down")  # fmt: skip
-    if name == "entropy":
-        return (f"the entropy is {last:.2g} nats per token, so the policy tries nothing new. Try a lower "
-                "learning_rate or a higher temperature. Likely to be false if most completions are right")  # fmt: skip
-    different = last * group_size
-    return (f"the {group_size} completions of a prompt are on average {different:.3g} different texts, so there is "
-            "little to compare. Try a higher temperature. Likely to be false if answers are short, or if most "
-            "completions are right")  # fmt: skip

@@ -1,6 +1,5 @@
 """
-What is logged of an iteration: its rewards, advantages, lengths, the first group, the metrics of its updates, and a
-warning if the run may be collapsing.
+What is logged of an iteration: its rewards, advantages, lengths, the first group, and the metrics of its updates.
 """
 
 import contextlib
@@ -102,47 +101,5 @@ def read_metrics(unread, last, cfg):
         return {k: float(v) for k, v in mean.items()} | notes | {"step": step}
     from loop import failures
 
-    raise failures.not_finite(step, bad[0], last, cfg)
-
-
-# ---- may the run be collapsing? --------------------------------------------------------------------------------------
-
-WINDOW = 10  # iterations
-
-
-def looks_collapsed(name: str, means: np.ndarray, group_size: int) -> bool:
-    """True if a metric looks like a collapse, by rules of thumb, which are often wrong. means: over each WINDOW
-    iterations so far."""
-    best, last = means.max(), means[-1]
-    if name == "reward":
-        return 0 < best and last <= best / 2
-    if name == "entropy":
-        return last <= 0.02
-    different = last * group_size
-    return different <= 1 + 0.05 * (group_size - 1)
-
-
-class Watch:
-    """Looks at the iterations of a run, one after the other, and warns once of each metric. After a run is resumed it
-    begins anew."""
-
-    def __init__(self, group_size: int) -> None:
-        self.group_size = group_size
-        self.values: dict[str, list] = {"reward": [], "entropy": [], "unique_completions": []}
-        self.told: set[str] = set()
-
-    def see(self, metrics: dict[str, Any]) -> list[str]:
-        """Take in the metrics of an iteration -> the warnings that it gives rise to."""
-        found = []
-        for name, values in self.values.items():
-            if not np.isfinite(metrics.get(name, np.nan)):
-                continue
-            values.append(metrics[name])
-            means = np.convolve(values, np.ones(WINDOW) / WINDOW, "valid")
-            if len(values) < WINDOW or name in self.told or not looks_collapsed(name, means, self.group_size):
-                continue
-            from loop import failures  # which has the words
-
-            self.told.add(name)
-            found.append(failures.collapse(name, means, self.group_size))
-        return found
+    is_first = step == 1 and bad[0] is updates[0]
+    raise failures.not_finite(step, bad[0], last, cfg, is_first)

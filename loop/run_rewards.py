@@ -53,6 +53,8 @@ def check_early(cfg: Any) -> None:
             try_rewards(cfg, trained | eval_only, rows)
         bare = sum(not row.get("completion") for row in rows)
         marked = sum("masked" in row for row in rows)
+        if marked and not cfg.fill_in:
+            tqdm.write(f"{cfg.dataset}/{split}: only fill_in=True reads `masked`; here the whole completion is written")
         if cfg.fill_in and marked < len(rows) and (marked or bare):
             raise ValueError(
                 f"{cfg.dataset}/{split}: fill_in=True needs a completion in all rows, of which it masks tokens, or "

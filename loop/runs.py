@@ -26,7 +26,6 @@ from checkpoints import checkpoint
 from config import Config
 from data import cache_folder, plain
 from loop import report as pages
-from loop import rollout_log
 from system import disk
 
 
@@ -151,7 +150,6 @@ class Log:
             with disk.replacing(path) as f:
                 f.writelines(json.dumps(row) + "\n" for row in rows)
         self.page_due = 0.0  # time.monotonic() from which it is written anew
-        self.watch = rollout_log.Watch(cfg.group_size)
         self.begun = time.monotonic() - seconds  # which nobody sets back
         disk.write_json(os.path.join(cfg.out_dir, "run.json"), {"config": config.flatten(cfg)})
         self.others: list = []  # what variants log to, see Section.logger
@@ -237,7 +235,6 @@ def report(cfg: Config, done: bool = False) -> None:
         "panels": panels(rows),
         "done": done,
         "result": result(rows),
-        "warnings": [f"step {row['step']}: {row['warning']}" for row in rows if row.get("warning")],
         "group": pages.telling_group(rollouts),
         "evaluations": pages.evaluations(samples),
         "keys": [(name, str(value), str(default.get(name))) for name, value in ours.items()],  # here, by default
@@ -315,7 +312,7 @@ FORMS = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%
 
 
 def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bool) -> None:
-    """Warn if an iteration that ended with this State looks like a collapse; grpo: print its line.
+    """Print the line of an iteration of grpo that ended with this State.
 
     logged: also log its metrics, and its first group if there is one. last: the metrics and, in grpo, the "group";
     seconds: that it took."""
@@ -332,9 +329,6 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
         tqdm.write(f"step {state.step:6d}  reward {'  '.join(shown) or 'none'}  {' + '.join(stages)} s")
         if values["skipped"]:
             tqdm.write(f"step {state.step:6d}  no update: no reward has an opinion on any completion")
-    for text in run.log.watch.see(values):
-        tqdm.write(f"step {state.step:6d}  warning: {text}")
-        run.log.metrics(state.step, {"warning": text})
     if not logged:
         return
     updates = int(state.opt_state[-1][0].count)  # counted by the optimizer, because skipped iterations made none

@@ -8,6 +8,7 @@ keys are typed with, and FILE_OF names the file. A file reads its keys with `Key
 set, or the defaults.
 """
 import dataclasses
+import difflib
 import importlib
 import math
 import os
@@ -227,6 +228,14 @@ def refuse(name: str, value: Any, choices: Collection) -> NoReturn:
     raise ValueError(unknown.value(name, value, choices))
 
 
+def of_shape(array: Any, name: str, shape: tuple[int, ...]) -> Any:
+    """Return the array that a function of a table or of a section made. ValueError if it has another shape: what
+    follows would repeat it over rows or tokens."""
+    if array.shape != shape:
+        raise ValueError(f"the function of {name} returns the shape {array.shape}: expected {shape}")
+    return array
+
+
 def check_fields(cfg: Any, prefix: str = "") -> None:
     """Raise a ValueError if a field of a dataclass of keys has not its annotated type (an int will do for a float) or a
     value that its declaration allows. prefix: what is typed before the names of its fields."""
@@ -258,12 +267,22 @@ class Section:
     copies: ClassVar[int] = 1  # how many rows of a batch of pretraining are made of one text
     in_sampling: ClassVar[bool] = False  # True if sampling needs these keys, as `row_logits` does
 
+    def __init_subclass__(cls):
+        """Refuse a method that has almost the name of one of these: nothing would call it."""
+        for name in vars(cls).keys() - vars(Section):
+            near = difflib.get_close_matches(name, vars(Section), 1, 0.8)
+            if near and callable(vars(cls)[name]):
+                raise ValueError(f"a Section has no method {name}: did you mean {near[0]}?")
+
     def __post_init__(self):
         check_fields(self, f"{variant_of(self)}.")
 
     @classmethod
     def of(cls, cfg: Any) -> Self:
         """Return the section of this class that a run uses, or its defaults."""
+        if getattr(cfg, "kind", "Keys") != kind_of(cls):
+            raise ValueError(f"a {type(cfg).__name__} has not the keys of {variant_of(cls)}: Keys are read from a "
+                             "Config, a Plan or the inputs of an estimator, a Shape from a ModelConfig")
         return next((section for section in cfg.use if isinstance(section, cls)), cls())
 
     @property
@@ -367,6 +386,8 @@ def section_class(name: str, kind: str) -> type[Section] | None:
     for file in filter(None, map(load, paths)):
         for own in vars(file).values():
             if isinstance(own, type) and issubclass(own, Section) and (variant_of(own), kind_of(own)) == (name, kind):
+                if own.__annotations__ and "__dataclass_fields__" not in vars(own):
+                    raise ValueError(f"{own.__module__}.{kind} lacks @dataclasses.dataclass(frozen=True) above it")
                 return own
     return None
 

@@ -56,9 +56,10 @@ def value(name: str, value: object, choices: Collection) -> str:
     spelled almost so. To choices that are a dict, files of variants/ may add."""
     if isinstance(choices, dict):
         load_variants()
+    more = f"; no file variants/{value}.py adds it" if isinstance(choices, dict) else ""
     message = f"{name}={value!r}: one of {', '.join(map(str, choices))}"
     near = difflib.get_close_matches(spelled(value), filter(None, map(str, choices)), 1, 0.7)
-    return message + (of_value(name, value) or (f"; did you mean {near[0]!r}?" if near else ""))
+    return message + (of_value(name, value) or (f"; did you mean {near[0]!r}?" if near else more))
 
 
 def spelled(value: object) -> str:
@@ -177,4 +178,15 @@ def explain(error: Exception) -> str:
     if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
         return ("the device has no memory left: a smaller batch_size or rollout_chunk, or more "
                 f"gradient_accumulation_steps ({str(error).splitlines()[0][:200]})")  # fmt: skip
-    return str(error)
+    return str(error) + place(error)
+
+
+def place(error: Exception) -> str:
+    """Return the last line outside of installed packages that led to an error; "" if that is a `raise`, for which
+    somebody wrote the message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if frame.line and "/lib/python3" not in frame.filename]
+    if not ours or str(ours[-1].line).startswith("raise "):
+        return ""
+    path, number, _, line = ours[-1]
+    return f" ({path}, line {number}: {line})"

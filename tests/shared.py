@@ -1,6 +1,7 @@
 """For the tests that run train.train many times: to trace and compile a step costs as much as hundreds of them."""
 import contextlib
 import functools
+import glob
 import inspect
 import itertools
 import json
@@ -45,6 +46,12 @@ def shape(**keys):
 
 def plan(**keys):
     return changed(sample.Plan(), **keys)
+
+
+def tracked(pattern):
+    """List the files of this repository with such a name, without those of a fork; all files where there is no git."""
+    listed = subprocess.run(["git", "ls-files", f":(glob){pattern}"], capture_output=True, text=True)
+    return [*filter(os.path.exists, listed.stdout.splitlines())] or glob.glob(pattern, recursive=True)
 
 
 def slow(*case):

@@ -244,6 +244,17 @@ def test_the_number_of_views_is_that_of_the_estimator(monkeypatch):
         masked = jax.numpy.repeat(completion[:, None], inputs.n + 2, 1)
         return masked, masked, completion
 
+    def by_a_key_of_its_own(key, completion, inputs):
+        assert completion.shape == inputs.counts.shape == inputs.valid.shape == inputs.step.shape == (2, 40)
+        masked = jax.numpy.repeat(completion[:, None], lora.Keys.of(inputs).rank, 1)
+        refused("a ModelConfig has not the keys of lora", lora.Keys.of, inputs.cfg)
+        return masked, masked, completion
+
+    monkeypatch.setitem(diffusion.ESTIMATORS, "own", by_a_key_of_its_own)
+    assert config.n_views(dataclasses.replace(cfg, logp_est="own", use=(lora.Keys(rank=3),))) == 3
+    monkeypatch.setitem(diffusion.ESTIMATORS, "flat", lambda key, completion, inputs: (completion[:, None],) * 3)
+    with pytest.raises(ValueError, match=r"of <lambda> returns the shape \(2, 1, 40\): expected \(2, 40\)"):
+        dataclasses.replace(cfg, logp_est="flat")
     monkeypatch.setitem(diffusion.ESTIMATORS, "two_more", two_more_than_asked)
     assert config.n_views(dataclasses.replace(cfg, logp_est="two_more")) == 5
 

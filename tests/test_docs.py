@@ -83,7 +83,7 @@ def test_the_readme_links_every_page_and_the_list_has_every_recipe():
     assert not [path for path in PAGES if f"]({path})" not in index]
     assert not [path for path in PAGES if not read(path).splitlines()[0].endswith("?")]
     listed = set(re.findall(r"`(\w+)`", read("config/README.md")))
-    assert {os.path.basename(f)[:-3] for f in glob.glob("config/[a-z]*.py")} <= listed
+    assert {os.path.basename(f)[:-3] for f in shared.tracked("config/[a-z]*.py")} <= listed
 
 
 @pytest.mark.parametrize("path", READ)
@@ -324,6 +324,13 @@ def test_the_step_of_the_page_changes_advantages(monkeypatch):
     found = types.SimpleNamespace(rollout=jnp.zeros((4, 3)))
     adv = rl.select_completions(found, jnp.array([[1.0, -1.0], [-2.0, 2.0]]), cfg).advantage
     assert adv.tolist() == [3, -1, -2, 6]
+    bare = EXAMPLES["variants/champion.py"].replace("@dataclasses.dataclass(frozen=True)\n", "")
+    monkeypatch.setitem(EXAMPLES, "variants/champion.py", bare)
+    as_file("variants/champion.py", monkeypatch)
+    misspelt = {"credits": lambda self, found, adv, cfg: adv}
+    refused("a Section has no method credits: did you mean credit?", type, "Keys", (config.Section,), misspelt)
+    command = ["config/sudoku_grpo.py", "--champion.factor=2"]
+    refused("variants.champion.Keys lacks @dataclasses.dataclass", config.load, command)
 
 
 def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):

@@ -392,6 +392,14 @@ def test_how_tokens_are_added_up_is_chosen_independently_of_how_they_are_clipped
             assert evaluate(LossConfig(loss), weight=weight)[0] == pytest.approx(way, abs=1e-5)
 
 
+@pytest.mark.parametrize("loss", [lambda ratio, *_: ratio.sum(1), lambda ratio, *_: ratio.sum()])
+def test_a_loss_per_completion_is_refused_also_of_as_many_completions_as_tokens(loss, monkeypatch):
+    monkeypatch.setitem(grpo.LOSSES, "mine", grpo.Loss(loss, grpo.per_token))
+    square = dict(logp=NEW[:, :3], old=OLD[:, :3], mask=MASK[:, :3])
+    said = r"a loss or KL returns the shape \(3?,?\): expected \(B, T\) = \(3, 3\)"
+    refused(said, evaluate, LossConfig(loss="mine"), **square)
+
+
 def test_the_kl_is_logged_as_it_enters_the_loss():
     for kl_est in grpo.KLS:
         loss, _, metrics = evaluate(LossConfig("dr_grpo", kl_beta=0.3, kl_est=kl_est))

@@ -451,12 +451,13 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(args, message, tmp_path):
 @pytest.mark.parametrize("reward, message", [
     ("sudoku_all", "the reward 'sudoku_all' .* cannot score its first row, prompt '2.2=', completion '4': 16 or 81 "
      "cells.*another task than the recipe's, name rewards that fit them"), ("exact,length", None)])  # fmt: skip
-def test_rows_of_another_task_are_refused_before_anything_is_trained(tmp_path, reward, message):
-    rows = [{"prompt": f"{i}+{i}=", "completion": str(2 * i)} for i in range(4)]
+def test_rows_of_another_task_are_refused_before_anything_is_trained(tmp_path, reward, message, capsys):
+    rows = [{"prompt": f"{i}+{i}=", "completion": str(2 * i), "masked": "_"} for i in range(4)]
     place = write_splits(tmp_path, rows, rows[2:])
     cfg = config.Config(objective="grpo", init_from="x", dataset=place, rewards=tuple(reward.split(",")))
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
         run_rewards.check_early(cfg)
+    assert "train: only fill_in=True reads `masked`" in capsys.readouterr().out
 
 
 # ---- the completions of a run ----

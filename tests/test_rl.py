@@ -30,7 +30,7 @@ import train
 from checkpoints import checkpoint, huggingface
 from data.texts import completion_ids, encode_split, split_rows
 from judges import own
-from loop import evaluation, failures, in_memory, rollout_log, run_rewards, runs, setup
+from loop import evaluation, in_memory, rollout_log, run_rewards, runs, setup
 from loop.setup import prepare, with_ids
 from rewards import Scored
 from system import kernels, sections
@@ -879,6 +879,10 @@ def test_a_run_asks_each_of_its_sections_in_the_order_of_their_names():
     found = types.SimpleNamespace(rollout={"tokens": jnp.zeros((4, 3))})
     adv = rl.select_completions(found, jnp.array([[1.0, -1.0], [0.0, 0.0]]), cfg).advantage
     np.testing.assert_array_equal(adv, [4, 0, 2, 2])  # not 2 * adv + 1
+    for wrong in (lambda self, found, adv, cfg: adv[0], lambda self, found, adv, cfg: adv.sum()):
+        cfg = shared.changed(cfg, use=(section("my_credit", {"credit": wrong}),))
+        said = r"my_credit returns the shape \(2?,?\): expected \(2, 2\)"
+        refused(said, rl.select_completions, found, adv.reshape(2, 2), cfg)
 
 
 def test_a_reference_off_the_device_is_the_same_reference(tiny):
@@ -1005,19 +1009,6 @@ def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
     assert "language" not in second  # of a row that says nothing there
     with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):
         split_rows(shared.changed(cfg, **{"texts.completion_key": "b"}), "train")
-
-
-@pytest.mark.parametrize("log_interval", [1, 3])
-def test_a_run_that_may_be_collapsing_says_so_and_goes_on(tiny, monkeypatch, capsys, log_interval):
-    monkeypatch.setattr(rollout_log, "WINDOW", 2)
-    monkeypatch.setattr(rollout_log, "looks_collapsed", lambda name, *_: name == "reward")
-    monkeypatch.setattr(failures, "collapse", lambda name, means, size: f"alas, of {size}")
-    cfg = tiny(log_interval=log_interval)
-    assert train.train(cfg)[0].step == 4
-    assert capsys.readouterr().out.count("step      2  warning: alas, of 4\n") == 1
-    (row,) = [row for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if row.get("warning")]
-    assert (row["step"], row["warning"]) == (2, "alas, of 4")
-    assert "step 2: alas, of 4" in open(f"{cfg.out_dir}/report.html").read()
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 6}])

@@ -602,7 +602,7 @@ def test_a_group_that_begins_alike_shares_its_first_step_and_fills_its_holes_as_
 # ---- mistakes ----
 @pytest.mark.parametrize("wrong, message", [
     (dict(order="best"), "order='best': one of random, confidence"),
-    (dict(rule="all"), "rule='all': one of quota, .*factor"),
+    (dict(rule="all"), "rule='all': one of quota, .*factor.*; no file variants/all.py adds it"),
     (dict(steps=0), "steps=0: expected at least 1"), (dict(block_len=0), "block_len=0"), (dict(top_k=0), "top_k=0"),
     (dict(top_p=0.0), "top_p=0.0"), (dict(top_p=1.5), "top_p=1.5"), (dict(temperature=-1.0), "temperature=-1.0"),
     (dict(temperature=float("nan")), "temperature=nan"),
@@ -619,6 +619,17 @@ def test_an_impossible_plan_is_refused_in_one_sentence(wrong, message):
     (CAUSAL, Plan(order="left", cache="dual"), "cache='dual': a causal model has a cache of its own")])
 def test_what_a_model_cannot_do_is_said(cfg, plan, message):
     refused(message, generate, PARAMS, KEY, holes("0_"), cfg, plan)
+
+
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_a_rule_that_commits_nothing_ends_all_the_same_and_one_of_another_shape_is_refused(cache, monkeypatch):
+    z, plan = holes("01____", "0_2___"), Plan(rule="quota", steps=3, cache=cache)
+    monkeypatch.setitem(sample.RULES, "idle", lambda b, plan: jnp.zeros_like(b.masked))
+    x, trace = generate(PARAMS, KEY, z, TINY, dataclasses.replace(plan, rule="idle"))
+    assert (x != TINY.mask_id).all() and trace["n_steps"] == 2 + 4  # one by one, from the last step of the schedule on
+    monkeypatch.setitem(sample.RULES, "first", lambda b, plan: b.masked[0])
+    refused(r"the function of first returns the shape \(6,\): expected \(2, 6\)", generate, PARAMS, KEY, z, TINY,
+            dataclasses.replace(plan, rule="first"))  # fmt: skip
 
 
 # ---- the program ----

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import cost
 import jax
@@ -25,7 +26,7 @@ import model
 import rl
 import train
 from checkpoints import checkpoint, older
-from loop import runs, same_run, setup
+from loop import failures, runs, same_run, setup
 from system import index, terminal, unknown
 from tools import complete
 
@@ -70,6 +71,7 @@ def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
     with pytest.raises(SystemExit) as e:
         train.main()
     assert e.value.code.startswith("error: ") and place(sentence) in e.value.code and "\n" not in e.value.code
+    assert not re.search(r"\.py, line \d+: ", e.value.code)  # a sentence that somebody wrote
     assert os.listdir(tmp_path) == ["FILE"]
 
 
@@ -157,6 +159,22 @@ def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypat
     monkeypatch.setattr(sys, "version_info", (3, 10, 13))
     with pytest.raises(SystemExit, match="error: Python 3.11 or newer is needed, this is "):
         terminal.begin()
+
+
+@pytest.mark.parametrize("line, place", [
+    ("x, y = 1, 2, 3", ".* (FILE, line 2: x, y = 1, 2, 3)"), ("raise ValueError('mine')", "mine"),
+    ("jnp.ones((2, 3)) + jnp.ones(4)", ".* (FILE, line 2: jnp.ones((2, 3)) + jnp.ones(4))"),
+])  # fmt: skip
+def test_an_error_that_no_raise_of_ours_made_names_the_last_line_outside_of_packages(line, place, tmp_path):
+    (tmp_path / "a.py").write_text(f"import jax.numpy as jnp\n{line}\n")
+    run, state = types.SimpleNamespace(cfg=config.Config()), rl.State(0, {}, (), None, None)
+    with pytest.raises(SystemExit) as e, terminal.errors_explained():
+        try:
+            runpy.run_path(str(tmp_path / "a.py"))
+        except ValueError as error:
+            raise failures.save_and_explain(run, state, None, "step 1", error) from error
+    said = re.escape(place).replace(r"\.\*", ".*").replace("FILE", str(tmp_path / "a.py"))
+    assert re.fullmatch(f"error: step 1: {said}", e.value.code)
 
 
 def test_a_device_that_runs_out_of_memory_is_one_sentence(monkeypatch):

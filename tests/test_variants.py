@@ -1,4 +1,6 @@
 """How files of variants/ add to the tables of the core, and what happens when somebody sets a name."""
+import dataclasses
+import os
 import sys
 from pathlib import Path
 
@@ -6,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shared
 from shared import KEY, refused, without
 
 import config
@@ -16,7 +19,7 @@ import rl
 import sample
 from system import sections
 from tools import options
-from variants import blocks, losses
+from variants import blocks, lora, losses
 
 TINY = model.ModelConfig(vocab_size=9, n_layer=1, n_head=1, d_model=8, mask_id=8)
 
@@ -54,6 +57,10 @@ def test_an_estimator_that_is_defined_again_is_used_and_its_views_are_counted(mo
         monkeypatch.setitem(diffusion.ESTIMATORS, "mine", of(n))
         cfg = config.Config(objective="grpo", init_from="a", logp_est="mine", logp_views=5)
         assert n in rl.draw_views(KEY, rollout, cfg).masked.shape and config.n_views(cfg) == n
+    by_key = lambda key, completion, inputs: of(lora.Keys.of(inputs).rank)(key, completion, inputs)
+    monkeypatch.setitem(diffusion.ESTIMATORS, "mine", by_key)
+    cfg = dataclasses.replace(cfg, use=(lora.Keys(rank=7),))
+    assert 7 in rl.draw_views(KEY, rollout, cfg).masked.shape and config.n_views(cfg) == 7
 
 
 @pytest.mark.parametrize("table, key, first, second", [
@@ -110,7 +117,8 @@ def test_a_loss_of_a_user_turns_on_no_variant_of_its_name(monkeypatch):
 
 
 def test_the_options_of_sampling_have_the_keys_of_the_rules_in_variants():
-    keys = {name for name in options.PLAN if "." in name}
+    ours = {os.path.basename(path)[:-3] for path in shared.tracked("variants/*.py")}
+    keys = {name for name in options.PLAN if "." in name and ours & {*sections.files_of(name.partition(".")[0])}}
     assert keys == {"entropy.budget", "factor.limit", "repetition_penalty.penalty"}
 
 
