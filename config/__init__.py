@@ -374,6 +374,7 @@ def idle(c):
         ("kl_est ref_from", grpo and not c.kl_beta, "kl_beta above 0: without it there is no reference"),
         ("judge_from", not judged, "the reward 'judge'"),
         ("adv_norm", c.adv_norm == "mean" and c.reward_norm == "each", "reward_norm='sum'"),
+        ("adv_eps", c.adv_norm == "none" and c.reward_norm == "sum", "a divisor: adv_norm='group', 'mean' or 'batch'"),
         ("base", not (c.init_from or "").endswith(".py"), "a config file in init_from"),
     ):  # fmt: skip
         for name in keys.split() if has_no_effect else ():

@@ -25,13 +25,29 @@ FREE = ("out_dir resume eval_only init_from checkpoint.open_as base log_interval
 LENGTH = ["max_iters", "num_epochs", "stop_at"]
 EVERY_RUN = sections.ELSEWHERE.keys() - {"adapt"}  # files with keys that every run has
 # Keys that runs had once, with their defaults: a run with another value cannot go on.
-GONE = (
-    dict.fromkeys("entropy_steps clip_cap min_p rollout_steps limit texts.limit".split())
-    | dict.fromkeys("step_baseline draft_coef kl_in_reward diversity_bonus mask_truncated dynamic_sampling hint_ratio "
-                    "causal_weight model.causal_text".split(), 0)
-    | {"rollout_weight": "none", "logp_scale": 1, "top_entropy_quantile": 1, "random_masking": True,
-       "on_collapse": "warn", "model.noise": "mask"}
-)  # fmt: skip
+GONE = {
+    "step_baseline": 0.0,
+    "entropy_steps": None,
+    "draft_coef": 0.0,
+    "kl_in_reward": False,
+    "rollout_weight": "none",
+    "diversity_bonus": 0.0,
+    "logp_scale": 1.0,
+    "clip_cap": None,
+    "mask_truncated": False,
+    "top_entropy_quantile": 1.0,
+    "min_p": None,
+    "random_masking": True,
+    "dynamic_sampling": 0,
+    "hint_ratio": 0.0,
+    "rollout_steps": None,
+    "on_collapse": "warn",
+    "texts.limit": None,
+    "limit": None,
+    "causal_weight": 0.0,
+    "model.causal_text": False,
+    "model.noise": "mask",
+}
 
 
 def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:

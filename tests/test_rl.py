@@ -444,6 +444,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
     ({"adv_norm": "mean", "reward_norm": "each"}, "adv_norm='mean' changes nothing here, it is for reward_norm='sum'"),
     ({"moving_reference.mode": "ema"}, "moving_reference.mode='ema' changes nothing here, it is for kl_beta above 0"),
+    ({"adv_norm": "none", "adv_eps": 0.1}, "adv_eps=0.1 changes nothing here, it is for a divisor"),
     ({"rewards": ("length(target=x)",)}, "target=x should be a number"),
 ])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes, words):
