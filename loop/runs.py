@@ -112,8 +112,10 @@ def locked(out_dir: str) -> Iterator[None]:
             yield
     finally:
         with contextlib.suppress(OSError):
-            os.rmdir(out_dir)  # only if it is empty: a run that could not start leaves nothing
-        os.close(handle)
+            try:
+                os.rmdir(out_dir)  # only if it is empty: a run that could not start leaves nothing
+            finally:
+                os.close(handle)
 
 
 @contextlib.contextmanager

@@ -23,8 +23,8 @@ class Keys(config.Section):
         """Begin a run there, which ends with ours -> an object with log(values, step)."""
         import wandb
 
-        name = self.run_name or os.path.basename(cfg.out_dir)
-        there = wandb.init(project=self.project, entity=self.entity, config=config.flatten(cfg), name=name)
+        there = wandb.init(project=self.project, entity=self.entity, config=config.flatten(cfg),
+                           name=self.run_name or os.path.basename(cfg.out_dir))  # fmt: skip
         failed = True
         try:
             yield there
