@@ -254,7 +254,7 @@ def test_the_number_of_views_is_that_of_the_estimator(monkeypatch):
     assert config.n_views(dataclasses.replace(cfg, logp_est="own", use=(lora.Keys(rank=3),))) == 3
     monkeypatch.setitem(diffusion.ESTIMATORS, "flat", lambda key, completion, inputs: (completion[:, None],) * 3)
     with pytest.raises(ValueError, match=r"of <lambda> returns the shape \(2, 1, 40\): expected \(2, 40\)"):
-        dataclasses.replace(cfg, logp_est="flat")
+        config.n_views(dataclasses.replace(cfg, logp_est="flat"))
     monkeypatch.setitem(diffusion.ESTIMATORS, "two_more", two_more_than_asked)
     assert config.n_views(dataclasses.replace(cfg, logp_est="two_more")) == 5
 

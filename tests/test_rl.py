@@ -616,8 +616,8 @@ def moody(prompts, completions):
 
 @pytest.mark.filterwarnings("error:.*empty slice:RuntimeWarning", "error:Degrees of freedom:RuntimeWarning")
 def test_a_step_that_nobody_judged_is_skipped_and_counted_and_the_run_goes_on(tiny, tmp_path, capsys):
-    # The calls: 2 of the first evaluation (greedy, sampled), then a step each, but for the second.
-    (tmp_path / "my.py").write_text(MOODY.format(words="None if len(calls) in (1, 2, 4) else len(calls) % 2 / 2"))
+    # The calls: a trial, 2 of the first evaluation (greedy, sampled), then a step each, but for the second.
+    (tmp_path / "my.py").write_text(MOODY.format(words="None if len(calls) in (2, 3, 5) else len(calls) % 2 / 2"))
     cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=3, log_interval=3, eval_interval=9, warmup_iters=4,
                **{"evaluation.samples": 1})  # fmt: skip
     assert train.train(cfg)[0].step == 3
@@ -633,7 +633,7 @@ def test_a_step_that_nobody_judged_is_skipped_and_counted_and_the_run_goes_on(ti
 
 @pytest.mark.parametrize("words", ["1 / 0", slow("exit(0)")])
 def test_a_reward_that_fails_loses_no_step_and_is_named_with_its_row_and_step(tiny, tmp_path, words):
-    (tmp_path / "my.py").write_text(MOODY.format(words=f"0.0 if len(calls) < 5 else {words}"))
+    (tmp_path / "my.py").write_text(MOODY.format(words=f"0.0 if len(calls) < 6 else {words}"))
     cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=4, save_interval=99, **{"evaluation.samples": 1})
     with pytest.raises(ValueError, match=r"step 3: reward 'moody' failed on row 0 \(prompt '\d+', .* \(.*my.py:6\)"
                                          r"\. Saved .*out/step-000002; mend it and continue with --resume=True"):
