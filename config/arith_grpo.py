@@ -4,7 +4,8 @@ autoregressive model.
 
     python train.py config/arith_grpo.py
 
-60 iterations, 158 seconds on one of 2 cores of an Intel Xeon: greedy from 68.0% to 88.3%, sampled from 42.1% to 75.5%.
+60 iterations, a minute on one core of an AMD EPYC (Zen 5): greedy from 68.0% to 84.8%, sampled from 42.7% to 74.1%.
+With two more seeds greedy reaches 78.1% and 84.8%.
 """
 from dataclasses import replace
 
