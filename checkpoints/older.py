@@ -13,18 +13,28 @@ from system.index import file_of
 
 RENAMED = Path(__file__).with_name("renamed.txt")  # each line: how a key was called, and how it is called now
 # The values with which keys once said that a run does not use a variant, by their names then: runs recorded them.
-OFF: dict[str, Any] = (
-    dict.fromkeys("lora_rank base_bits reward_clip model.block_causal model.rope_scaling model.n_experts".split())
-    | dict.fromkeys("paired adapt wandb_log nll_coef entropy_coef p_mask_prompt model.gemma".split(), 0)
-    | dict.fromkeys(("difficulty", "curriculum"), [])
-    | {
-        "ref_mode": "static",
-        "factor": 1.0,
-        "budget": 0.1,
-        "repetition_penalty": 1.0,
-        "cispo_cap": 5.0,
-    }
-)
+OFF: dict[str, Any] = {
+    "lora_rank": None,
+    "difficulty": [],
+    "curriculum": [],
+    "paired": False,
+    "adapt": False,
+    "wandb_log": False,
+    "nll_coef": 0.0,
+    "entropy_coef": 0.0,
+    "ref_mode": "static",
+    "base_bits": None,
+    "factor": 1.0,
+    "budget": 0.1,
+    "repetition_penalty": 1.0,
+    "p_mask_prompt": 0.0,
+    "cispo_cap": 5.0,
+    "reward_clip": None,
+    "model.block_causal": None,
+    "model.rope_scaling": None,
+    "model.gemma": False,
+    "model.n_experts": None,
+}
 
 
 def as_named_now(was: dict[str, Any]) -> dict[str, Any]:

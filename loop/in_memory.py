@@ -39,7 +39,8 @@ def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
         for reward in known:
             rewards.REWARDS.pop(reward, None)  # another thread's run may have taken out the same
         rewards.REWARDS.update(before)
-        data.MEMORY.pop(cfg.dataset, None)
+        if rows is not None:
+            data.MEMORY.pop(name, None)
 
 
 def as_splits(rows):

@@ -81,7 +81,7 @@ def keep_memory():
 # ---- the folder of a run ---------------------------------------------------------------------------------------------
 
 
-def lock(out_dir: str) -> int:
+def lock(out_dir: str, tries: int = 9) -> int:
     """Make out_dir if need be, and lock it -> its descriptor; an error if another run has it."""
     os.makedirs(out_dir, exist_ok=True)
     handle = os.open(out_dir, os.O_RDONLY)
@@ -94,10 +94,10 @@ def lock(out_dir: str) -> int:
     except OSError:  # a file system without locks
         pass
     with contextlib.suppress(FileNotFoundError):
-        if os.path.samefile(handle, out_dir):
+        if not tries or os.path.samefile(handle, out_dir):
             return handle
     os.close(handle)  # a run that left deleted this folder before it was locked
-    return lock(out_dir)
+    return lock(out_dir, tries - 1)
 
 
 @contextlib.contextmanager

@@ -271,7 +271,7 @@ class Section:
         """Refuse a method that has almost the name of one of these: nothing would call it."""
         for name in vars(cls).keys() - vars(Section):
             near = difflib.get_close_matches(name, vars(Section), 1, 0.8)
-            if near and callable(vars(cls)[name]):
+            if near and callable(vars(cls)[name]) and not name.startswith("_"):
                 raise ValueError(f"a Section has no method {name}: did you mean {near[0]}?")
 
     def __post_init__(self):
