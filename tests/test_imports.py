@@ -153,7 +153,8 @@ def test_without_a_variant_a_model_that_needs_it_says_so(name, tmp_path):
     huggingface.save(tmp_path, params, cfg)
     done = without(f"variants.{name}", "-c", READ, tmp_path)
     assert done.returncode == 0, done.stderr
-    lacking = rf"no file of variants/ has {name}\b.*, which such a model needs|mask={name!r}: one of all(, \w+)*"
+    lacking = (rf"no file of variants/ has {name}\b.*, which such a model needs|"
+               rf"mask={name!r}: one of all(, \w+)*; no file variants/{name}.py adds it")  # fmt: skip
     assert re.fullmatch(f"{re.escape(str(tmp_path))}/config.json: ({lacking})\n", done.stdout)
 
 
