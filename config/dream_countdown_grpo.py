@@ -7,8 +7,8 @@ masks.
     python train.py config/dream_countdown_grpo.py --model=tiny      on a random Dream: does the recipe run?
     python train.py config/dream_countdown_grpo.py --model=small   countdown, on a base trained first: does it learn?
 
-The LoRA needs 26 GB and fits one card of 80 GB; training all parameters (--lora=False) fits 8 cards, at 26 GB each
-(--plan=8xH100).
+The LoRA needs 24 GB and fits one card of 80 GB; training all parameters (--lora=False) fits 8 cards, at 24 GB each
+(--plan=8xH100, with jax 0.12; with 0.10 a gigabyte more).
 
 Not run here on the real model. The settings are those of the paper's script for Dream (2512.03759); the numbers of
 prompts and masks are those of its experiments. The paper claims 20 to 40 points more than token-level losses reach;
