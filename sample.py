@@ -440,19 +440,26 @@ def result(s, passes):
     return s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n, "passes": passes}
 
 
+def until_filled(step, state, cfg, group=1):
+    """Take steps, the first one for groups of rows that are alike, until no mask is left in the first entry of state,
+    a Filling. step(state, group=1) -> state"""
+
+    def unfinished(state):
+        return jnp.any(state[0].z == cfg.mask_id)
+
+    if group > 1:
+        state = step(state, group)
+    return jax.lax.while_loop(unfinished, step, state)
+
+
 def fill_in_steps(params, keys, z, cfg, plan, valid, group):
     """Fill the masks of z (B, T), a block and a step after the other."""
-    s = begin(z)
-    if group > 1:
-        s = fill_step(params, keys, s, cfg, plan, valid, group)
 
-    def unfinished(s):
-        return jnp.any(s.z == cfg.mask_id)
+    def step(state, group=1):
+        (s,) = state
+        return (fill_step(params, keys, s, cfg, plan, valid, group),)
 
-    def step(s):
-        return fill_step(params, keys, s, cfg, plan, valid)
-
-    s = jax.lax.while_loop(unfinished, step, s)
+    (s,) = until_filled(step, (begin(z),), cfg, group)
     return result(s, s.step.max(1) + 1)
 
 

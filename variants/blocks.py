@@ -318,7 +318,7 @@ def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
 
     cache = None if plan.cache == "none" else caches.prefill(params, z, cfg, valid, group)
     state = sample.begin(z), jnp.zeros(B, jnp.int32), cache
-    state = caches.until_filled(step, state, cfg, group)
+    state = sample.until_filled(step, state, cfg, group)
     s = state[0]
     passes = s.step.max(1) + 1 if cache is None else caches.distinct_steps(s.step)
     return sample.result(s, passes)

@@ -28,7 +28,8 @@ class Write(NamedTuple):
 
 def new_cache(cfg, B, T):
     """Make an empty cache for B rows of T columns -> [keys, values] of each layer, (B, KV heads, T, head_dim) each."""
-    empty = jnp.zeros((B, cfg.kv_heads, T, cfg.head_dim), cfg.dtype)
+    shape = B, cfg.kv_heads, T, cfg.head_dim
+    empty = jnp.zeros(shape, cfg.dtype)
     return [[empty, empty]] * cfg.n_layer
 
 
@@ -165,33 +166,24 @@ def current_block(s, cfg, plan):
     return sample.block_window(s, block, cfg, plan), refresh
 
 
-def until_filled(step, state, cfg, group=1):
-    """Take steps, the first one for groups, until no mask is left in the first entry of state, a sample.Filling."""
-
-    def unfinished(state):
-        return jnp.any(state[0].z == cfg.mask_id)
-
-    if group > 1:
-        state = step(state, group)
-    return jax.lax.while_loop(unfinished, step, state)
-
-
 def fill_with_cache(params, keys, z, cfg, plan, valid, group):
     """Fill the masks of z (B, T) as sample.fill_in_steps does, with one of Fast-dLLM's caches."""
 
     def step(state, group=1):
         s, cache = state
         w, refresh = current_block(s, cfg, plan)
-        z, one, of_text, cache = one_of_each_group((s.z, w, valid, cache), group)
+        of_rows = s.z, w, valid, cache
+        z, one, of_text, cache = one_of_each_group(of_rows, group)
         h, cache = approximate_pass(params, z, one, refresh, cfg, plan, of_text, cache)
-        chosen = sample.choose(params, keys, h, s.z, w, valid, cfg, plan, sample.RULES[plan.rule])
+        rule = sample.RULES[plan.rule]
+        chosen = sample.choose(params, keys, h, s.z, w, valid, cfg, plan, rule)
         s = sample.write(s, w, *chosen)
         if plan.early_end:
             s = sample.fill_rest(s, sample.behind_the_end, cfg)
         return s, for_all_rows(cache, group)
 
     state = sample.begin(z), new_cache(cfg, *z.shape)
-    s, _ = until_filled(step, state, cfg, group)
+    s, _ = sample.until_filled(step, state, cfg, group)
     return sample.result(s, distinct_steps(s.step))
 
 

@@ -93,7 +93,7 @@ def fill_from_the_left(params, keys, z, cfg, plan, valid, group):
     moved, there = moved_right(z, valid, cfg)
     cache = caches.prefill(params, moved, cfg, there, group)
     state = sample.begin(z), cache
-    s, _ = caches.until_filled(step, state, cfg)
+    s, _ = sample.until_filled(step, state, cfg)
     return sample.result(s, caches.distinct_steps(s.step))
 
 
