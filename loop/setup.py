@@ -41,11 +41,11 @@ class Prepared(NamedTuple):
 def prepare(cfg: Config, train: Callable) -> Prepared:
     """Find and open the model that a run starts from, and refuse what cannot work. train(cfg): trains a base first, if
     there is none."""
-    check(cfg, train)
+    check(cfg)
     return open_sources(*find_sources(cfg, train))
 
 
-def check(cfg, train):
+def check(cfg):
     """Refuse what cannot work, as far as it is known before a base is trained. A judge or reference may be a run that
     is still to come."""
     sample.plan(cfg, cfg.temperature)  # else it would be refused at the first evaluation
@@ -54,7 +54,7 @@ def check(cfg, train):
     chain = config.base_runs(cfg)
     for path in filter(None, (cfg.judge_from, not cfg.eval_only and cfg.ref_from)):
         if not (path.endswith(".py") or any(config.is_inside(path, run.out_dir) for run in chain)):
-            checkpoint.find(find_or_train(path, train))
+            checkpoint.find(local_folder(path))
     first = chain[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape and tokenizer are known
         check_shape(cfg, first.model)
@@ -119,6 +119,13 @@ def find_sources(cfg, train):
     return resumed, cfg
 
 
+def local_folder(path: str) -> str:
+    """Return the folder of a model that no config file stands for: as given, made below data/, or fetched."""
+    from data import hub
+
+    return hub.local_copy(data.prepare(path))
+
+
 def find_or_train(path: str, train: Callable, base: Config | None = None) -> str:
     """Return the folder of the model that init_from, judge_from or ref_from names.
 
@@ -126,9 +133,7 @@ def find_or_train(path: str, train: Callable, base: Config | None = None) -> str
     refused if it was trained with other keys.
     """
     if not path.endswith(".py"):
-        from data import hub
-
-        return hub.local_copy(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
+        return local_folder(path)
     base = base or config.read_file(path)
     steps = checkpoint.steps(base.out_dir)
     run = checkpoint.read_run(checkpoint.find(base.out_dir)) if steps else {}
@@ -276,7 +281,7 @@ def first_state(task, key, cfg, tx, only_shapes):
 def setup(cfg, claims, train):
     """Prepare a run -> Run, State, the best evaluation so far or None, and True if the run is already finished.
 
-    claims: the ExitStack of what the run holds, as locks. If an old run is moved aside, the new folder is locked.
+    claims: the ExitStack of what the run holds, such as locks. If an old run is moved aside, the new folder is locked.
     train: trains the run of a config file that this one starts from."""
     sections.require("objective", cfg.objective, rl.OBJECTIVES)
     make_task, key = rl.OBJECTIVES[cfg.objective], jax.random.key(cfg.seed)
