@@ -222,7 +222,7 @@ def likelihood(params, batch, key, cfg, n=8, start=0) -> jax.Array:
         return of_views(masked[:, None], scored[:, None])[:, 0]
 
     scored = share > 0
-    if in_rows(cfg):  # one view after the other
+    if in_rows(cfg):  # one view after the other, so that no more copies than texts are in memory
         by_view = masked.swapaxes(0, 1), scored.swapaxes(0, 1)
         logp = jax.lax.map(of_one, by_view)
         logp = logp.swapaxes(0, 1)

@@ -23,6 +23,13 @@ from jax import Array
 from jax.typing import ArrayLike
 
 
+def one_of(name, *names):
+    """Return a name, which must be one of these."""
+    if name not in names:
+        raise ValueError(f"{name!r}: expected one of {', '.join(names)}")
+    return name
+
+
 class Choices(dict):
     """What an argument of this file may be, by name. What was compiled with a function is forgotten when its name gets
     another one, as when a cell of a notebook is run again."""
@@ -33,7 +40,7 @@ class Choices(dict):
         super().__setitem__(name, choice)
 
     def __missing__(self, name):
-        raise ValueError(f"{name!r}: expected one of {', '.join(self)}")
+        return one_of(name, *self)
 
 
 # ---- advantages ------------------------------------------------------------------------------------------------------
@@ -95,7 +102,7 @@ def advantages(
     if rewards.ndim != 3:
         raise ValueError(f"rewards of shape {rewards.shape}: expected (R, N, G)")
     no_opinion = np.isnan(rewards).all(0)
-    each = Choices(sum=False, each=True)[normalize]
+    each = one_of(normalize, "sum", "each") == "each"
     if each:
         rewards = np.stack([centred(reward, baseline, "group", eps) for reward in rewards])
     total = np.where(no_opinion, np.nan, np.nansum(weights * rewards, 0))
@@ -241,9 +248,7 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
     if level == "none" or old_logp is None:
         old_logp = current
     log_ratio = logp - jnp.where(jnp.isnan(old_logp), current, old_logp)
-    if level not in ("token", "sequence", "none"):
-        raise ValueError(f"{level!r}: expected one of token, sequence, none")
-    if level == "sequence":
+    if one_of(level, "token", "sequence", "none") == "sequence":
         total = (log_ratio * mask * share).sum(1, keepdims=True)
         log_ratio = total / jnp.maximum(mask.sum(1, keepdims=True), 1)
     return jnp.exp(jnp.clip(log_ratio, -20, 20))  # an infinite ratio would make 0 * inf = nan in the gradient

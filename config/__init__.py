@@ -201,7 +201,7 @@ def n_views(cfg: Config) -> int:
 @functools.cache
 def views_made(estimator, n, T=8, model=Config.model, use=()):
     """Return the number of copies that an estimator, a function, makes for logp_views=n of texts of T tokens. It is
-    traced, and nothing is computed: no device may be used before the processes have met."""
+    traced on two texts, and nothing is computed. ValueError if a shape is not that of `Views`."""
 
     def views():
         step = jax.numpy.zeros((2, T), int)

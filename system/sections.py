@@ -351,7 +351,7 @@ class Section:
         return state.reference
 
     def logger(self, cfg: Any) -> Any:
-        """Make the context in which a run logs elsewhere, as an object with log(values, step); None: it does not."""
+        """Make a context that gives an object with log(values, step), where a run logs as well; None: nowhere else."""
         return None
 
     # ---- what has to hold

@@ -54,9 +54,10 @@ def load_variants() -> None:
 def value(name: str, value: object, choices: Collection) -> str:
     """Return the message for a value that a key cannot have: those that it can have, and ours for it, or one that is
     spelled almost so. To choices that are a dict, files of variants/ may add."""
+    more = ""
     if isinstance(choices, dict):
         load_variants()
-    more = f"; no file variants/{value}.py adds it" if isinstance(choices, dict) else ""
+        more = f"; no file variants/{value}.py adds it"
     message = f"{name}={value!r}: one of {', '.join(map(str, choices))}"
     near = difflib.get_close_matches(spelled(value), filter(None, map(str, choices)), 1, 0.7)
     return message + (of_value(name, value) or (f"; did you mean {near[0]!r}?" if near else more))

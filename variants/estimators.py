@@ -124,7 +124,8 @@ class MaskedPrompt(sections.Section):
     share: float = sections.key(0.15, "one_step: probability that a prompt token is masked", sections.FRACTION)
 
     def between_keys(self, c):
-        yield c.logp_est != "one_step", f"masked_prompt.share={self.share} changes nothing here but with one_step"
+        yield (c.logp_est != "one_step",
+               f"masked_prompt.share={self.share} changes nothing here, it is for logp_est='one_step'")
 
     def views(self, key, views, rollout, cfg):
         """Mask each token of the prompts with probability `share` in views of completions."""
